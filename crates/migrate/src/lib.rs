@@ -1,0 +1,1 @@
+//! Runs a migration: one collector and N channel threads per end.

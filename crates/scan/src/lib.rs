@@ -1,0 +1,1 @@
+//! Zero checks of guest pages, as fast as memory can be read.

@@ -1,0 +1,1 @@
+//! Bytes of a migration: multifd packets and control messages. No I/O.
