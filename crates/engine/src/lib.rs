@@ -4,7 +4,7 @@
 //! Each end is a machine that is told what happened and answers with the one thing to do next:
 //!
 //! ```
-//! use engine::{Action, Event, Limits, Source};
+//! use whimbrel_engine::{Action, Event, Limits, Source};
 //! use std::time::Duration;
 //!
 //! let mut source = Source::new(Limits::default());
@@ -12,8 +12,6 @@
 //! let next = source.on(Event::Accepted, Duration::from_millis(3));
 //! assert_eq!(next, Action::Arm { quiesced: false });
 //! ```
-
-extern crate self as engine;
 
 mod forecast;
 mod parameters;
