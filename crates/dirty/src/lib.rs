@@ -1,5 +1,8 @@
 //! Which pages a running VM wrote. A tracker may report too much, never too little.
 
+mod changes;
+
+pub use changes::Changes;
 use ram::PageSets;
 
 /// Watches a VM's writes.
@@ -14,15 +17,6 @@ pub trait Tracker: Send {
 
     /// Adds pages of `sent` that were discarded without `collect` being able to see it. For the final stop.
     fn reconcile(&mut self, sent: &PageSets, into: &mut Changes) -> Result<(), DirtyError>;
-}
-
-/// Pages to send again. A page is in at most one of the two sets.
-#[derive(Clone, Debug)]
-pub struct Changes {
-    /// Pages to be read and sent.
-    pub data: PageSets,
-    /// Pages that are holes now: zero, and not to be read, since that would allocate them.
-    pub gone: PageSets,
 }
 
 /// Why writes can't be watched.
