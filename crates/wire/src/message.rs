@@ -174,15 +174,15 @@ impl Message {
     }
 
     /// Reads the message that follows a [`Frame`]. Text in it that is meant for people is fit to be shown.
-    pub fn decode(kind: u32, payload: &[u8]) -> Result<Self, WireError> {
+    pub fn decode(kind: u32, payload: Vec<u8>) -> Result<Self, WireError> {
         Frame::new(kind, payload.len())?;
         if kind == DEVICE {
-            return Ok(Message::Device(payload.to_vec()));
+            return Ok(Message::Device(payload));
         }
         if !is_known(kind) {
             return Err(WireError::Kind { kind });
         }
-        let message: Message = serde_json::from_slice(payload)
+        let message: Message = serde_json::from_slice(&payload)
             .map_err(|error| WireError::Unreadable { kind, reason: shown(&error.to_string()) })?;
         let inside = message.kind();
         if inside != kind {
@@ -320,7 +320,7 @@ mod tests {
     fn every_message_reads_back() {
         for message in all() {
             let (kind, payload) = encoded(&message);
-            assert_eq!(Message::decode(kind, &payload), Ok(message));
+            assert_eq!(Message::decode(kind, payload), Ok(message));
         }
     }
 
@@ -333,7 +333,8 @@ mod tests {
 
     #[test]
     fn text_of_the_peer_is_fit_to_be_shown() {
-        let message = Message::decode(64, br#"{"failed":{"reason":"no \u001b[31mroom\nleft\u202e"}}"#);
+        let message =
+            Message::decode(64, br#"{"failed":{"reason":"no \u001b[31mroom\nleft\u202e"}}"#.to_vec());
         assert_eq!(message, Ok(Message::Failed { reason: "no [31mroom left".into() }));
         let (_, long) = encoded(&Message::Refuse { reason: "x".repeat(2 << 20) });
         assert!(long.len() < 2000);
@@ -341,9 +342,9 @@ mod tests {
 
     #[test]
     fn an_error_about_a_message_has_no_escape_sequence_of_the_peer() {
-        let error = Message::decode(64, b"{\"\x1b[2J\":1}").unwrap_err();
+        let error = Message::decode(64, b"{\"\x1b[2J\":1}".to_vec()).unwrap_err();
         assert!(!error.to_string().contains('\x1b'), "{error}");
-        let error = Message::decode(64, br#"{"\u001b[2J":1}"#).unwrap_err();
+        let error = Message::decode(64, br#"{"\u001b[2J":1}"#.to_vec()).unwrap_err();
         assert!(!error.to_string().contains('\x1b'), "{error}");
     }
 
@@ -353,7 +354,7 @@ mod tests {
         let name = "pc\x1b[2J".to_owned();
         hello.layout = Layout::new(vec![Block { name, used_bytes: 4096, page_bytes: 4096 }]).unwrap();
         let (kind, payload) = encoded(&Message::Hello(hello));
-        let error = Message::decode(kind, &payload).unwrap_err();
+        let error = Message::decode(kind, payload).unwrap_err();
         assert_eq!(error, WireError::Value { kind: 1, what: ODD_NAME, value: "pc[2J".into() });
     }
 
@@ -361,22 +362,22 @@ mod tests {
     fn a_hello_that_makes_no_sense_is_refused() {
         let error = |hello: Hello| {
             let (kind, payload) = encoded(&Message::Hello(hello));
-            Message::decode(kind, &payload).unwrap_err().to_string()
+            Message::decode(kind, payload).unwrap_err().to_string()
         };
         assert!(error(Hello { channels: 0, ..hello() }).contains("channels of \"0\""));
         assert!(error(Hello { protocol_min: 4, ..hello() }).contains("\"4 to 3\""));
         let (kind, payload) = encoded(&Message::Hello(hello()));
         let odd = String::from_utf8(payload).unwrap().replace("67108864", "67108865");
-        let error = Message::decode(kind, odd.as_bytes()).unwrap_err().to_string();
+        let error = Message::decode(kind, odd.into_bytes()).unwrap_err().to_string();
         assert!(error.contains("67108865 bytes, which is not"), "{error}");
     }
 
     #[test]
     fn a_message_under_the_number_of_another_is_refused() {
         let (_, payload) = encoded(&Message::Commit);
-        assert_eq!(Message::decode(66, &payload), Err(WireError::Mismatch { kind: 66, inside: 6 }));
-        assert_eq!(Message::decode(8, &payload), Err(WireError::Kind { kind: 8 }));
-        assert!(matches!(Message::decode(5, &payload), Ok(Message::Device(_))));
+        assert_eq!(Message::decode(66, payload.clone()), Err(WireError::Mismatch { kind: 66, inside: 6 }));
+        assert_eq!(Message::decode(8, payload.clone()), Err(WireError::Kind { kind: 8 }));
+        assert!(matches!(Message::decode(5, payload), Ok(Message::Device(_))));
     }
 
     #[test]
@@ -389,7 +390,7 @@ mod tests {
 
     #[test]
     fn a_field_of_a_newer_whimbrel_is_looked_over() {
-        let message = Message::decode(3, br#"{"finish":{"sync":2,"later":[1,{}]}}"#);
+        let message = Message::decode(3, br#"{"finish":{"sync":2,"later":[1,{}]}}"#.to_vec());
         assert_eq!(message, Ok(Message::Finish { sync: 2 }));
     }
 
@@ -408,15 +409,15 @@ mod tests {
             if changes.len() % 2 == 1 {
                 payload.truncate(cut.index(payload.len() + 1));
             }
-            if let Ok(message) = Message::decode(kind, &payload) {
+            if let Ok(message) = Message::decode(kind, payload) {
                 let (kind, payload) = encoded(&message);
-                prop_assert_eq!(Message::decode(kind, &payload), Ok(message));
+                prop_assert_eq!(Message::decode(kind, payload), Ok(message));
             }
         }
 
         #[test]
         fn any_bytes_are_a_message_or_an_error(kind in 0u32..80, payload: Vec<u8>) {
-            if let Ok(message) = Message::decode(kind, &payload) {
+            if let Ok(message) = Message::decode(kind, payload) {
                 prop_assert_eq!(message.kind(), kind);
             }
         }
