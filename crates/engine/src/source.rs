@@ -86,6 +86,15 @@ pub enum Failure {
     NotConverging(String),
 }
 
+impl Failure {
+    /// In words.
+    pub fn reason(&self) -> &str {
+        match self {
+            Self::Here(reason) | Self::Peer(reason) | Self::NotConverging(reason) => reason,
+        }
+    }
+}
+
 /// The one thing to do next. Doing it leads to the event that its line names, or to [`Event::Failed`] or
 /// [`Event::Cancelled`].
 #[derive(Clone, Debug, PartialEq, Eq)]
