@@ -112,7 +112,7 @@ impl Collector {
             stopped_at: Duration::ZERO,
             collected_at: Duration::ZERO,
             normal_before: 0,
-            sorter: Sorter::new(parts.kernel.clone(), parts.feed.packet_pages()),
+            sorter: Sorter::new(parts.kernel, parts.feed.packet_pages()),
             gauge: Gauge::default(),
             parts,
         }

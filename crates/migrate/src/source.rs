@@ -75,7 +75,7 @@ pub fn run(setup: Setup) -> (Outcome, Box<dyn SourceVm>) {
         parts: SenderParts {
             layout: Arc::new(setup.offer.layout.clone()),
             format: setup.format,
-            kernel: setup.kernel.clone(),
+            kernel: setup.kernel,
             normal_page_ratio: setup.normal_page_ratio,
             limiter: Arc::new(Limiter::new(setup.bandwidth)),
             counters: counters.clone(),
@@ -207,7 +207,7 @@ impl Shared {
     fn open(&self, channel: u8) -> Result<Stream, Trouble> {
         let mut stream = Stream::connect(&self.address, CONNECT_MAX)?;
         self.streams.lock().expect("no holder panics").push(stream.try_clone()?);
-        stream.send_bytes(&Opening { channel, ..self.opening.clone() }.encode())?;
+        stream.send_bytes(&Opening { channel, ..self.opening }.encode())?;
         Ok(stream)
     }
 

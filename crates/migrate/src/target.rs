@@ -35,10 +35,16 @@ pub struct Setup {
     /// Kept up to date all along.
     pub status: Arc<Mutex<Status>>,
     /// Told which migration was agreed on, before its first page.
-    pub agreed: Box<dyn FnMut(Session, &Hello) + Send>,
+    pub agreed: Agreed,
     /// What is known of earlier migrations.
-    pub recall: Box<dyn Fn(Session) -> TargetState + Send + Sync>,
+    pub recall: Recall,
 }
+
+/// Hears of the migration that was agreed on.
+pub type Agreed = Box<dyn FnMut(&Hello) + Send>;
+
+/// Remembers what became of a migration.
+pub type Recall = Box<dyn Fn(Session) -> TargetState + Send + Sync>;
 
 /// How a target ended.
 pub struct Ended {
@@ -99,7 +105,7 @@ struct Keeping {
     offer: Offer,
     kernel: Kernel,
     status: Arc<Mutex<Status>>,
-    agreed: Box<dyn FnMut(Session, &Hello) + Send>,
+    agreed: Agreed,
     began: Instant,
 }
 
@@ -147,7 +153,7 @@ impl Keeping {
                 .and_then(|accept| Active::new(hall, &arrival.hello, accept).map_err(|error| told(&*error)));
             match session {
                 Ok(session) => {
-                    (self.agreed)(arrival.hello.session, &arrival.hello);
+                    (self.agreed)(&arrival.hello);
                     let session = Arc::new(session);
                     *hall.session() = Some(session.clone());
                     return Ok((arrival, session));
@@ -177,7 +183,7 @@ impl Keeping {
             gate: session.gate.clone(),
             landing: session.landing.clone(),
             counters: session.counters.clone(),
-            kernel: self.kernel.clone(),
+            kernel: self.kernel,
             inbox: hall.inbox.clone(),
             post: line.post(),
             status: self.status.clone(),
@@ -252,7 +258,7 @@ struct Hall<'a> {
     layout: Arc<Layout>,
     ram: Arc<dyn TargetRam>,
     inbox: Arc<Inbox<Note>>,
-    recall: Box<dyn Fn(Session) -> TargetState + Send + Sync>,
+    recall: Recall,
     session: Mutex<Option<Arc<Active>>>,
     /// Every connection that a thread may wait on.
     open: Mutex<Vec<Stream>>,
