@@ -3,12 +3,20 @@
 
 mod block;
 mod cursor;
+mod extent;
+mod foreign;
+mod mapping;
+pub mod pagemap;
+mod populated;
+mod process;
 mod region;
 mod set;
 mod span;
+pub mod uffd;
 
 pub use block::{Block, BlockId, Layout, LayoutError};
 pub use cursor::{Batch, Cursor};
+pub use process::Process;
 pub use region::{Backing, File, Region, Store};
 pub use set::{PageSet, PageSets, Run};
 pub use span::{CopyBuf, Land, Pages, RamError, Reach, Room, Span, SpanMut, Window};

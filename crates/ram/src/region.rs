@@ -18,6 +18,13 @@ pub struct Region {
     pub backing: Backing,
 }
 
+impl Region {
+    /// Whether other processes can map the same memory.
+    pub fn is_shared(&self) -> bool {
+        matches!(self.backing, Backing::Shared(_))
+    }
+}
+
 /// What is behind a mapping, as `/proc/PID/maps` shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Backing {
@@ -54,4 +61,14 @@ pub enum Store {
     },
     /// A file system with a disk, or anything else.
     Disk,
+}
+
+impl Store {
+    /// Bytes of a page.
+    pub fn page_bytes(self) -> u64 {
+        match self {
+            Self::Hugetlb { page_bytes } => page_bytes,
+            Self::Shmem | Self::Disk => crate::PAGE as u64,
+        }
+    }
 }

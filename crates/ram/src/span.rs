@@ -278,4 +278,19 @@ pub enum RamError {
     Map { block: String, path: String, source: std::io::Error },
     #[error("cannot tell which pages of RAM block {block} hold data")]
     Populated { block: String, source: std::io::Error },
+    #[error("the VM's process {pid} is gone")]
+    Gone { pid: i32 },
+    #[error(
+        "not allowed to open {path} of RAM block {block} for reading and writing: \
+         it takes CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN, and CAP_DAC_OVERRIDE where another user owns it"
+    )]
+    Forbidden { block: String, path: String, source: std::io::Error },
+    #[error("cannot read the page map of process {pid}: it takes CAP_SYS_PTRACE, or the VM's own user")]
+    Pagemap { pid: i32, source: std::io::Error },
+    #[error("cannot watch our own mapping of guest RAM by userfaultfd: it takes Linux 6.7, on arm64 6.10")]
+    Watch { source: std::io::Error },
+    #[error("RAM block {block} is not known from page {page} of {pages}")]
+    Cover { block: String, page: u64, pages: u64 },
+    #[error("this host has pages of {bytes} bytes; only {PAGE} is supported")]
+    PageSize { bytes: i64 },
 }
