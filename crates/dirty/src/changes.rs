@@ -1,6 +1,6 @@
 //! What has to be sent again, and which of it is not to be read.
 
-use ram::{Layout, PageSets};
+use ram::{BlockId, Layout, PageSets, Run};
 
 /// Pages to send again. A page is in at most one of the two sets.
 #[derive(Clone, Debug)]
@@ -33,6 +33,18 @@ impl Changes {
         self.gone.clear();
     }
 
+    /// Adds pages to be read.
+    pub fn insert_data(&mut self, block: BlockId, run: Run) {
+        self.data[block].insert(run);
+        self.gone[block].remove(run);
+    }
+
+    /// Adds pages that are holes.
+    pub fn insert_gone(&mut self, block: BlockId, run: Run) {
+        self.gone[block].insert(run);
+        self.data[block].remove(run);
+    }
+
     /// Adds what was found later; where both know a page, the later word counts.
     pub fn merge(&mut self, later: &Changes) {
         self.data.union(&later.data);
@@ -51,15 +63,15 @@ impl Changes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ram::{Block, BlockId, Run};
+    use ram::Block;
 
     const BLOCK: BlockId = BlockId(0);
 
     fn changes(data: &[u64], gone: &[u64]) -> Changes {
         let block = Block { name: "ram".into(), used_bytes: 64 * 4096, page_bytes: 4096 };
         let mut changes = Changes::new(&Layout::new(vec![block]).unwrap());
-        data.iter().for_each(|&first| changes.data[BLOCK].insert(Run { first, count: 1 }));
-        gone.iter().for_each(|&first| changes.gone[BLOCK].insert(Run { first, count: 1 }));
+        data.iter().for_each(|&first| changes.insert_data(BLOCK, Run { first, count: 1 }));
+        gone.iter().for_each(|&first| changes.insert_gone(BLOCK, Run { first, count: 1 }));
         changes
     }
 

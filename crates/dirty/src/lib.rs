@@ -1,9 +1,16 @@
 //! Which pages a running VM wrote. A tracker may report too much, never too little.
 
 mod changes;
+mod hint;
+mod maps;
+mod outside;
+mod probe;
+
+use ram::{PageSets, RamError};
 
 pub use changes::Changes;
-use ram::PageSets;
+pub use outside::{Kvm, Options, Outside, Stats};
+pub use probe::Probes;
 
 /// Watches a VM's writes.
 pub trait Tracker: Send {
@@ -25,4 +32,20 @@ pub trait Tracker: Send {
 pub enum DirtyError {
     #[error("{call} on RAM block {block} at {host:#x}, {bytes} bytes, in the VM's process")]
     Kernel { call: &'static str, block: String, host: u64, bytes: u64, source: std::io::Error },
+    #[error("the source QEMU is gone: process {pid} has ended")]
+    Gone { pid: i32 },
+    #[error("the kernel cannot watch writes from outside: it takes Linux 6.7, on arm64 6.10")]
+    Kernel67 { source: std::io::Error },
+    #[error("RAM block {block} is no longer mapped at {host:#x} in the VM's process")]
+    Unmapped { block: String, host: u64 },
+    #[error("RAM block {block} was mapped anew at {host:#x} in the VM's process: it was {was} and is {now}")]
+    Remapped { block: String, host: u64, was: String, now: String },
+    #[error("the file of RAM block {block} is mapped a second time, at {host:#x}: writes there are not seen")]
+    Twice { block: String, host: u64 },
+    #[error("cannot read the mappings of the VM's process {pid}")]
+    Maps { pid: i32, source: std::io::Error },
+    #[error("cannot try out write tracking on memory of our own")]
+    Probe { source: std::io::Error },
+    #[error(transparent)]
+    Ram(#[from] RamError),
 }

@@ -1,0 +1,470 @@
+//! Watches the writes of a VM in another process: asynchronous userfaultfd write protection, read and set again by
+//! `PAGEMAP_SCAN`. Knows memory and how the kernel reports it, not what becomes of the pages.
+
+use crate::hint::Hint;
+use crate::maps::Maps;
+use crate::{Changes, DirtyError, Probes, Tracker};
+use ram::pagemap::{self, Pagemap, Query, Stretch, category};
+use ram::uffd::Uffd;
+use ram::{Backing, BlockId, PAGE, PageSet, PageSets, Process, Region, Run, Store};
+use std::io;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What the tracker is to know of the VM.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// The VM runs under KVM, which then drops its own mappings of every range that is cleared.
+    pub kvm: Option<Kvm>,
+    /// Looks for discards by an additional scan even if this kernel reports them all.
+    pub hole_scan: bool,
+}
+
+/// What it costs a VM under KVM to get back mappings that a clear took from it.
+#[derive(Clone, Copy, Debug)]
+pub struct Kvm {
+    /// How many vCPUs share that work.
+    pub vcpus: u32,
+    /// What one page costs: 1 to 2 us on bare metal, 23 us measured with shadow page tables in a nested VM.
+    pub refault: Duration,
+}
+
+/// What the tracker did and what it cost.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Stats {
+    /// Rounds collected.
+    pub rounds: u64,
+    /// Scan calls, those that clear and those that only look.
+    pub calls: u64,
+    /// Stretches of written pages that they found.
+    pub stretches: u64,
+    /// Pages reported as data, over all rounds.
+    pub data_pages: u64,
+    /// Pages reported as gone, over all rounds.
+    pub gone_pages: u64,
+    /// Time in `arm`.
+    pub arm: Duration,
+    /// Time in `collect`, over all rounds.
+    pub collect: Duration,
+    /// Time in `reconcile`.
+    pub reconcile: Duration,
+    /// Times that `reconcile` had something to do, since a file was punched or written through a descriptor.
+    pub reconciles: u64,
+    /// Pages found discarded by `reconcile`: holes now, and touched again since.
+    pub discarded_pages: u64,
+    /// Whether discards of private memory are looked for by an additional scan.
+    pub hole_scan: bool,
+    /// What this kernel reports.
+    pub probes: Option<Probes>,
+}
+
+/// Watches a VM in another process. Dropping it ends the watching and leaves no trace in the VM.
+#[derive(Debug)]
+pub struct Outside {
+    uffd: Uffd,
+    ram: Arc<Process>,
+    pagemap: Pagemap,
+    watched: Vec<Watched>,
+    maps: Maps,
+    hint: Hint,
+    probes: Probes,
+    kvm: Option<Kvm>,
+    /// What one small clearing call takes, as seen so far.
+    call_cost: Duration,
+    /// Private pages that held data when watching began; see [`Outside::populated`].
+    held: PageSets,
+    /// Private pages that hold data as far as was reported, if discards are looked for by an additional scan.
+    known: Option<PageSets>,
+    room: Box<[Stretch]>,
+    stats: Stats,
+}
+
+/// A region and how its memory behaves.
+#[derive(Clone, Debug)]
+struct Watched {
+    block: BlockId,
+    first_page: u64,
+    pages: u64,
+    host: u64,
+    /// Addresses to register and protect: the region in whole pages of its backing.
+    addresses: Range<u64>,
+    memory: Memory,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Memory {
+    /// A page that isn't there is zero.
+    Anonymous,
+    /// A page that isn't there shows the file.
+    PrivateFile,
+    /// The file is the memory.
+    Shared,
+    /// Huge pages; a page that isn't there is never reported as written.
+    Huge { shared: bool },
+}
+
+impl Outside {
+    /// Watches the RAM that `ram` reaches, by a userfaultfd that was made in the VM's process. Takes `uffd` over:
+    /// no copy of it may be left anywhere, or protection would outlive us.
+    pub fn new(uffd: OwnedFd, ram: Arc<Process>, options: Options) -> Result<Self, DirtyError> {
+        let uffd = Uffd::new(uffd).map_err(|source| DirtyError::Kernel67 { source })?;
+        let probes = Probes::run().map_err(|source| DirtyError::Probe { source })?;
+        let maps = Maps::new(ram.pid(), ram.layout(), ram.regions())?;
+        let pagemap = Pagemap::open(ram.pid()).map_err(|_| DirtyError::Gone { pid: ram.pid() })?;
+        let watched: Vec<Watched> = ram.regions().map(Watched::new).collect();
+        let hole_scan = options.hole_scan || probes.needs_hole_scan();
+        let tracker = Self {
+            hint: Hint::new(
+                ram.regions()
+                    .filter(|region| region.is_shared())
+                    .filter_map(|region| Some(ram.file(region)?.0)),
+            ),
+            held: PageSets::new(ram.layout()),
+            known: hole_scan.then(|| PageSets::new(ram.layout())),
+            stats: Stats { hole_scan, probes: Some(probes), ..Stats::default() },
+            call_cost: Duration::ZERO,
+            kvm: options.kvm,
+            room: pagemap::room(),
+            uffd,
+            ram,
+            pagemap,
+            watched,
+            maps,
+            probes,
+        };
+        for region in &tracker.watched {
+            let addresses = region.addresses.clone();
+            tracker
+                .uffd
+                .register(addresses)
+                .map_err(|error| tracker.failed("UFFDIO_REGISTER", region, error))?;
+        }
+        Ok(tracker)
+    }
+
+    /// Adds every page that held data when `arm` ran or that was given data since. To be called once after `arm`;
+    /// the VM may run meanwhile.
+    ///
+    /// This loses no page, whatever its state. Private memory is listed by the same calls that protect it: the
+    /// kernel looks at a page and protects it under one lock, so what it called absent is written only later, and
+    /// then reported. (To look before and after protecting is not enough: a page that is first written and
+    /// then swapped out between the two looks like the marker of a protected hole.) Memory of files is asked of
+    /// the file, which keeps its data until it is discarded, mapped or not, swapped out or not, so asking late
+    /// finds all that was there.
+    pub fn populated(&mut self, into: &mut PageSets) -> Result<(), DirtyError> {
+        into.union(&self.held);
+        for region in &self.watched {
+            let block = region.block;
+            self.ram.stored(block, region.run(), |run| into[block].insert(run))?;
+        }
+        Ok(())
+    }
+
+    /// What was done so far.
+    pub fn stats(&self) -> Stats {
+        self.stats
+    }
+
+    /// Protects a region and lists what private memory holds at that moment.
+    fn arm_region(&mut self, region: &Watched) -> io::Result<()> {
+        match region.memory {
+            Memory::Shared => region.chunks().try_for_each(|chunk| self.pagemap.protect(chunk)),
+            // Not by a scan: one that takes in holes can lock up the kernel on untouched huge pages.
+            Memory::Huge { shared: true } => self.uffd.protect(region.addresses.clone()),
+            // Nor does one that takes in written pages only; holes then stay unprotected, and reading one counts
+            // as writing it.
+            Memory::Huge { shared: false } => self.arm_and_list(region, category::WRITTEN),
+            Memory::Anonymous | Memory::PrivateFile => self.arm_and_list(region, 0),
+        }
+    }
+
+    fn arm_and_list(&mut self, region: &Watched, all: u64) -> io::Result<()> {
+        let held = &mut self.held[region.block];
+        for chunk in region.chunks() {
+            self.stats.calls +=
+                self.pagemap.scan(chunk, Query { all, ..CLEAR }, &mut self.room, |stretch| {
+                    if holds_data(stretch.categories) {
+                        held.insert(region.run_of(stretch));
+                    }
+                })?;
+        }
+        Ok(())
+    }
+
+    fn collect_region(&mut self, region: &Watched, into: &mut Changes) -> Result<(), DirtyError> {
+        let extents = match self.kvm {
+            Some(kvm) => self.look(region, kvm, into),
+            None => Ok(region.chunks().collect()),
+        };
+        let extents = extents.map_err(|error| self.failed(SCAN, region, error))?;
+        let mut absent = Vec::new();
+        for extent in extents {
+            self.clear(region, extent, into, &mut absent)
+                .map_err(|error| self.failed(SCAN, region, error))?;
+        }
+        // Asked after the clear, so that what is written later is reported later.
+        absent.into_iter().try_for_each(|run| self.settle_absent(region, run, into))?;
+        self.find_discards(region, into).map_err(|error| self.failed(SCAN, region, error))
+    }
+
+    /// First phase under KVM: finds what was written, which costs the guest nothing, and plans what to clear. A gap
+    /// is cleared along where that costs the guest less than one more call.
+    fn look(&mut self, region: &Watched, kvm: Kvm, into: &mut Changes) -> io::Result<Vec<Range<u64>>> {
+        let gap_bytes_max = self.gap_bytes_max(kvm);
+        let mut extents: Vec<Range<u64>> = Vec::new();
+        self.stats.calls += self.pagemap.scan(region.addresses.clone(), LOOK, &mut self.room, |stretch| {
+            into.insert_data(region.block, region.run_of(stretch));
+            match extents.last_mut() {
+                Some(last) if stretch.start - last.end <= gap_bytes_max => last.end = stretch.end,
+                _ => extents.push(stretch.start..stretch.end),
+            }
+        })?;
+        Ok(extents.into_iter().flat_map(chunks).collect())
+    }
+
+    fn gap_bytes_max(&self, kvm: Kvm) -> u64 {
+        let refault = kvm.refault.as_secs_f64() / f64::from(kvm.vcpus.max(1));
+        (self.call_cost.as_secs_f64() / refault.max(1e-9)) as u64 * PAGE as u64
+    }
+
+    /// Clears a stretch of addresses and sorts what was written. `absent` gets pages of files that aren't mapped.
+    fn clear(
+        &mut self,
+        region: &Watched,
+        extent: Range<u64>,
+        into: &mut Changes,
+        absent: &mut Vec<Run>,
+    ) -> io::Result<()> {
+        let started = Instant::now();
+        let pages = (extent.end - extent.start) / PAGE as u64;
+        let (mut stretches, sorted) = (0, self.probes.hole_is_written);
+        let query = if sorted { CLEAR } else { CLEAR_UNSORTED };
+        self.stats.calls += self.pagemap.scan(extent, query, &mut self.room, |stretch| {
+            stretches += 1;
+            let run = region.run_of(stretch);
+            match region.memory {
+                Memory::Anonymous if !sorted || holds_data(stretch.categories) => {
+                    into.insert_data(region.block, run)
+                }
+                Memory::Anonymous => into.insert_gone(region.block, run),
+                Memory::Shared | Memory::PrivateFile if !holds_data(stretch.categories) => absent.push(run),
+                _ => into.insert_data(region.block, run),
+            }
+        })?;
+        self.stats.stretches += stretches;
+        if pages <= SMALL_CALL_PAGES {
+            self.call_cost = (self.call_cost * 7 + started.elapsed()) / 8;
+        }
+        Ok(())
+    }
+
+    /// Written pages of a file that are not mapped: swapped out, unmapped, or punched.
+    fn settle_absent(&self, region: &Watched, run: Run, into: &mut Changes) -> Result<(), DirtyError> {
+        into.insert_gone(region.block, run);
+        self.ram.stored(region.block, run, |data| into.insert_data(region.block, data))?;
+        Ok(())
+    }
+
+    /// The additional scan, for kernels that forget to report discards: what held data, is not there any more, and
+    /// was not reported.
+    fn find_discards(&mut self, region: &Watched, into: &mut Changes) -> io::Result<()> {
+        let Some(known) = &mut self.known else { return Ok(()) };
+        if region.memory != Memory::Anonymous {
+            return Ok(());
+        }
+        let mut absent = PageSet::new(known[region.block].pages());
+        self.stats.calls +=
+            self.pagemap.scan(region.addresses.clone(), ABSENT, &mut self.room, |stretch| {
+                absent.insert(region.run_of(stretch));
+            })?;
+        absent.intersect(&known[region.block]);
+        absent.runs().for_each(|run| into.insert_gone(region.block, run));
+        known[region.block].subtract(&absent);
+        Ok(())
+    }
+
+    /// Pages of `sent`, or about to be sent, that are holes of their file now.
+    fn find_holes(&self, region: &Watched, sent: &PageSets, into: &mut Changes) -> Result<u64, DirtyError> {
+        let block = region.block;
+        let mut holes = PageSet::new(sent[block].pages());
+        holes.insert(region.run());
+        self.ram.stored(block, region.run(), |run| holes.remove(run))?;
+        let mut held = sent[block].clone();
+        held.union(&into.data[block]);
+        holes.intersect(&held);
+        holes.runs().for_each(|run| into.insert_gone(block, run));
+        Ok(holes.len())
+    }
+
+    fn watched(&self) -> Vec<Watched> {
+        self.watched.clone()
+    }
+
+    /// What a failed call means. The mappings tell more than the error does.
+    fn failed(&self, call: &'static str, region: &Watched, source: io::Error) -> DirtyError {
+        if source.raw_os_error() == Some(libc::ESRCH) {
+            return DirtyError::Gone { pid: self.ram.pid() };
+        }
+        if let Err(reason) = self.maps.check() {
+            return reason;
+        }
+        DirtyError::Kernel {
+            call,
+            block: self.ram.layout().block(region.block).name.clone(),
+            host: region.host,
+            bytes: region.pages * PAGE as u64,
+            source,
+        }
+    }
+}
+
+impl Tracker for Outside {
+    fn arm(&mut self) -> Result<(), DirtyError> {
+        let started = Instant::now();
+        for region in self.watched() {
+            self.arm_region(&region).map_err(|error| self.failed("protecting", &region, error))?;
+        }
+        if let Some(known) = &mut self.known {
+            known.union(&self.held);
+        }
+        self.stats.arm += started.elapsed();
+        self.maps.check()
+    }
+
+    fn collect(&mut self, into: &mut Changes) -> Result<(), DirtyError> {
+        let started = Instant::now();
+        let before = (into.data.len(), into.gone.len());
+        for region in self.watched() {
+            self.collect_region(&region, into)?;
+        }
+        if let Some(known) = &mut self.known {
+            known.union(&into.data);
+            known.subtract(&into.gone);
+        }
+        self.stats.rounds += 1;
+        self.stats.data_pages += into.data.len().saturating_sub(before.0);
+        self.stats.gone_pages += into.gone.len().saturating_sub(before.1);
+        self.stats.collect += started.elapsed();
+        // A scan of memory that is not mapped finds nothing and says nothing, so this is looked at last.
+        self.maps.check()
+    }
+
+    fn reconcile(&mut self, sent: &PageSets, into: &mut Changes) -> Result<(), DirtyError> {
+        if !self.hint.fired() {
+            return Ok(());
+        }
+        let started = Instant::now();
+        let mut found = 0;
+        for region in self.watched.iter().filter(|region| region.is_shared()) {
+            found += self.find_holes(region, sent, into)?;
+        }
+        let mut dropped = PageSets::new(self.ram.layout());
+        self.ram.dropped(sent, &mut dropped)?;
+        dropped.subtract(&into.gone);
+        found += dropped.len();
+        into.data.union(&dropped);
+        self.stats.reconciles += 1;
+        self.stats.discarded_pages += found;
+        self.stats.reconcile += started.elapsed();
+        Ok(())
+    }
+}
+
+impl Watched {
+    fn new(region: &Region) -> Self {
+        let memory = match &region.backing {
+            Backing::Anonymous => Memory::Anonymous,
+            Backing::PrivateFile(file) => huge(file.store, false).unwrap_or(Memory::PrivateFile),
+            Backing::Shared(file) => huge(file.store, true).unwrap_or(Memory::Shared),
+        };
+        let page_bytes = match &region.backing {
+            Backing::PrivateFile(file) | Backing::Shared(file) => file.store.page_bytes(),
+            Backing::Anonymous => PAGE as u64,
+        };
+        let end = region.host + region.pages * PAGE as u64;
+        Self {
+            block: region.block,
+            first_page: region.first_page,
+            pages: region.pages,
+            host: region.host,
+            addresses: region.host..end.next_multiple_of(page_bytes),
+            memory,
+        }
+    }
+
+    fn is_shared(&self) -> bool {
+        matches!(self.memory, Memory::Shared | Memory::Huge { shared: true })
+    }
+
+    fn run(&self) -> Run {
+        Run { first: self.first_page, count: self.pages }
+    }
+
+    /// Pages of the block at these addresses. The last huge page may reach beyond the block.
+    fn run_of(&self, stretch: Stretch) -> Run {
+        let page = |address: u64| (address - self.host) / PAGE as u64;
+        let (first, end) = (page(stretch.start), page(stretch.end).min(self.pages));
+        Run { first: self.first_page + first, count: end.saturating_sub(first) }
+    }
+
+    fn chunks(&self) -> impl Iterator<Item = Range<u64>> + use<> {
+        chunks(self.addresses.clone())
+    }
+}
+
+fn huge(store: Store, shared: bool) -> Option<Memory> {
+    matches!(store, Store::Hugetlb { .. }).then_some(Memory::Huge { shared })
+}
+
+/// Cuts addresses into what one call may clear.
+fn chunks(addresses: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let Range { start, end } = addresses;
+    let mut from = start;
+    std::iter::from_fn(move || {
+        let to = (from + 1).next_multiple_of(CALL_BYTES).min(end);
+        let chunk = (from < end).then_some(from..to);
+        from = to;
+        chunk
+    })
+}
+
+/// A swapped page holds data when it was written, which the marker of a protected hole never was.
+fn holds_data(categories: u64) -> bool {
+    let present = categories & category::PRESENT != 0 && categories & category::ZERO == 0;
+    present || categories & category::SWAPPED != 0
+}
+
+const SCAN: &str = "PAGEMAP_SCAN";
+
+/// Finds what was written.
+const LOOK: Query =
+    Query { protect: false, inverted: 0, all: category::WRITTEN, any: 0, report: category::WRITTEN };
+
+/// Clears what was written, by the loop of the kernel that also sees holes where the general one does not.
+const CLEAR_UNSORTED: Query = Query { protect: true, ..LOOK };
+
+/// Clears what was written and tells in the same breath what is there.
+const CLEAR: Query = Query {
+    protect: true,
+    inverted: 0,
+    all: category::WRITTEN,
+    any: 0,
+    report: category::PRESENT | category::SWAPPED | category::ZERO,
+};
+
+/// Neither mapped nor swapped out.
+const ABSENT: Query = Query {
+    protect: false,
+    inverted: category::PRESENT | category::SWAPPED,
+    all: category::PRESENT | category::SWAPPED,
+    any: 0,
+    report: category::PRESENT,
+};
+
+/// vCPU faults in a range are retried while a call clears it, which takes 0.1 ms for this much.
+const CALL_BYTES: u64 = 128 << 20;
+
+/// Up to here the time of a call is that of the call and not of its pages.
+const SMALL_CALL_PAGES: u64 = 16;
