@@ -47,7 +47,7 @@ fn every_kernel_finds_a_single_byte_wherever_it_is() {
 
 proptest! {
     #[test]
-    fn every_kernel_agrees_with_the_scalar_one(bytes in prop::collection::vec((0..PAGE, any::<u8>()), 0..4)) {
+    fn every_kernel_agrees_with_the_one_to_be_believed(bytes in prop::collection::vec((0..PAGE, any::<u8>()), 0..4)) {
         let mut page = Page::ZERO;
         bytes.into_iter().for_each(|(at, byte)| page.0[at] = byte);
         let wanted = page.check(scalar::KERNEL);
@@ -74,7 +74,7 @@ fn no_kernel_touches_what_is_before_or_after_the_page() {
 }
 
 #[test]
-fn the_best_kernel_is_the_first_and_the_scalar_one_is_always_there() {
+fn the_best_kernel_comes_first_and_the_slow_one_is_always_there() {
     let names: Vec<&str> = Kernel::all().map(|kernel| kernel.name).collect();
     assert_eq!(names.first(), Some(&Kernel::best().name));
     assert_eq!(names.last(), Some(&"scalar"));

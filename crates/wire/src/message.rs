@@ -325,6 +325,19 @@ mod tests {
     }
 
     #[test]
+    fn the_messages_of_protocol_1_are_read_for_ever() {
+        let mut golden = include_bytes!("../golden/messages-1.bin").as_slice();
+        for message in all() {
+            let (head, rest) = golden.split_first_chunk().unwrap();
+            let frame = Frame::decode(head).unwrap();
+            let (payload, rest) = rest.split_at(frame.bytes);
+            assert_eq!(Message::decode(frame.kind, payload.to_vec()), Ok(message));
+            golden = rest;
+        }
+        assert!(golden.is_empty());
+    }
+
+    #[test]
     fn the_known_kinds_are_those_of_the_messages() {
         let kinds: Vec<u32> = all().iter().map(Message::kind).collect();
         let known: Vec<u32> = (0..1000).filter(|&kind| is_known(kind)).collect();
