@@ -44,8 +44,13 @@ impl<T: Transport> Control<T> {
         Ok(Message::decode(frame.kind, payload)?)
     }
 
-    /// The connection, for its time limits and to shut it down.
-    pub fn transport(&mut self) -> &mut T {
+    /// The connection.
+    pub fn transport(&self) -> &T {
+        &self.transport
+    }
+
+    /// The connection, for its time limits and for bytes that are encoded already.
+    pub fn transport_mut(&mut self) -> &mut T {
         &mut self.transport
     }
 }
@@ -112,7 +117,7 @@ mod tests {
         ];
         sent.iter().for_each(|message| control.send(message).unwrap());
         let mut greeting = [0; 8];
-        control.transport().receive_bytes(&mut greeting).unwrap();
+        control.transport_mut().receive_bytes(&mut greeting).unwrap();
         assert_eq!(greeting, CONTROL_GREETING);
         for message in sent {
             assert_eq!(control.receive().unwrap(), message);
@@ -123,10 +128,10 @@ mod tests {
     #[test]
     fn a_length_alone_gets_a_peer_no_memory() {
         let mut control = Control::new(Loop::default());
-        control.transport().send_bytes(&[0, 0, 0, 5, 4, 0, 0, 0]).unwrap();
+        control.transport_mut().send_bytes(&[0, 0, 0, 5, 4, 0, 0, 0]).unwrap();
         assert!(matches!(control.receive(), Err(ControlError::Receive(_))));
         assert!(control.transport().piece_bytes_max <= PIECE_BYTES);
-        control.transport().send_bytes(&[0, 0, 0, 1, 0xff, 0xff, 0xff, 0xff]).unwrap();
+        control.transport_mut().send_bytes(&[0, 0, 0, 1, 0xff, 0xff, 0xff, 0xff]).unwrap();
         assert!(matches!(control.receive(), Err(ControlError::Wire(WireError::TooLong { .. }))));
     }
 }

@@ -55,10 +55,10 @@ pub enum Event {
     Finished,
     /// The target has loaded everything and waits.
     Ready,
-    /// The watchdog will not resume the guest any more.
-    Disarmed,
     /// *Commit* is written.
     Committed,
+    /// *Commit* may be written, and why nobody knows.
+    CommitUnsure(String),
     /// The target runs the guest.
     Running,
     /// The target says that it will never run the guest.
@@ -123,9 +123,8 @@ pub enum Action {
     Finish,
     /// Wait for the target: `Ready`.
     AwaitReady,
-    /// Disarm the watchdog: `Disarmed`.
-    Disarm,
-    /// Write *commit*: `Committed`. From the first byte on the guest is the target's.
+    /// Disarm the watchdog and write *commit*, as one: `Committed` or `CommitUnsure`; `Failed` only if not a byte
+    /// was written. From the first byte on the guest is the target's.
     Commit,
     /// Wait for the target: `Running` or `NeverRuns`.
     AwaitRunning,
@@ -263,12 +262,15 @@ impl Source {
             Event::Stopped => Action::Collect { quiesced: false },
             Event::Saved => Action::Flush,
             Event::Finished => Action::AwaitReady,
-            Event::Ready => Action::Disarm,
-            Event::Disarmed => {
+            Event::Ready => Action::Commit,
+            Event::Committed => {
                 self.phase = Phase::Committed;
-                Action::Commit
+                Action::AwaitRunning
             }
-            Event::Committed => Action::AwaitRunning,
+            Event::CommitUnsure(reason) => {
+                self.phase = Phase::Committed;
+                self.fail(Failure::Here(reason))
+            }
             Event::Running => Action::Retire,
             Event::NeverRuns => self.resume(),
             Event::Retired => self.end(Owner::Target),
@@ -477,7 +479,7 @@ mod tests {
     #[test]
     fn an_unanswered_commit_is_asked_about_once_and_then_left_in_doubt() {
         let mut source = active(Limits::default(), 1);
-        for event in [Event::Stopped, Event::Saved, Event::Finished, Event::Ready, Event::Disarmed] {
+        for event in [Event::Stopped, Event::Saved, Event::Finished, Event::Ready, Event::Committed] {
             source.on(event, MS);
         }
         let lost = || Event::Failed(Failure::Peer("cut".into()));
@@ -509,7 +511,7 @@ mod tests {
             (Action::Resume | Action::Retire, _) => {}
             (Action::AwaitRunning | Action::Ask, 0..50) => return Event::NeverRuns,
             (_, 0..8) => return Event::Failed(Failure::Peer("cut".into())),
-            (_, 8..12) if can_cancel => return Event::Cancelled,
+            (_, 8..12) if can_cancel && *action != Action::Commit => return Event::Cancelled,
             _ => {}
         }
         match action {
@@ -522,7 +524,7 @@ mod tests {
             Action::Save => Event::Saved,
             Action::Finish => Event::Finished,
             Action::AwaitReady => Event::Ready,
-            Action::Disarm => Event::Disarmed,
+            Action::Commit if die < 20 => Event::CommitUnsure("cut".into()),
             Action::Commit => Event::Committed,
             Action::AwaitRunning | Action::Ask => Event::Running,
             Action::Retire => Event::Retired,
@@ -541,7 +543,9 @@ mod tests {
             let limits = Limits { direct_io, timeout: Some(Duration::from_secs(20)), ..Limits::default() };
             let (done, outcome) = play(&dice, limits);
             let at = |wanted: &Action| done.iter().position(|action| action == wanted);
-            let (stopped, committed, resumed) = (at(&Action::Stop), at(&Action::Commit), at(&Action::Resume));
+            let (stopped, resumed) = (at(&Action::Stop), at(&Action::Resume));
+            let waits = |action: &Action| matches!(action, Action::AwaitRunning | Action::Ask);
+            let committed = done.iter().position(waits);
             match outcome.owner {
                 Owner::Target => prop_assert!(committed.is_some() && resumed.is_none()),
                 Owner::InDoubt => prop_assert!(committed.is_some() && resumed.is_none()),
@@ -549,8 +553,8 @@ mod tests {
                 Owner::SourceStopped => prop_assert!(resumed.is_some()),
             }
             if let (Some(committed), Some(resumed)) = (committed, resumed) {
-                let asked = done[committed..resumed].iter().any(|action| matches!(action, Action::AwaitRunning | Action::Ask));
-                prop_assert!(asked, "resumed after a commit without the target's word");
+                let last = &done[resumed - 1];
+                prop_assert!(committed < resumed && waits(last), "resumed without the target's word, after {last:?}");
             }
         }
     }

@@ -6,7 +6,7 @@
 
 use crate::sorter::Sorter;
 use crate::status::Gauge;
-use crate::{Attached, Counters, Feed, Inbox, Note, SourceVm, Status, Trouble, digest, told};
+use crate::{Attached, CommitError, Counters, Feed, Inbox, Note, SourceVm, Status, Trouble, digest, told};
 use dirty::{Changes, DirtyError};
 use engine::{Action, Event, Failure, Limits, Outcome, Owner, Phase, Source};
 use ram::{PAGE, PageSets, Reach};
@@ -17,6 +17,9 @@ use wire::{Hello, Message, Session, TargetState};
 
 /// Writes a control message.
 pub type Post = Box<dyn FnMut(&Message) -> Result<(), Trouble> + Send>;
+
+/// Has the VM send *commit* on the line to the target.
+pub type Commit = Box<dyn FnMut(&mut dyn SourceVm) -> Result<(), CommitError> + Send>;
 
 /// Asks the target on a connection of its own what became of the migration.
 pub type Asker = Box<dyn FnMut(Session) -> Result<TargetState, Trouble> + Send>;
@@ -41,6 +44,8 @@ pub struct CollectorParts {
     pub reach: Arc<OnceLock<Arc<dyn Reach>>>,
     /// Writes to the target.
     pub post: Post,
+    /// Has the VM send *commit*.
+    pub commit: Commit,
     /// Asks the target anew.
     pub asker: Asker,
     /// Shown to people and machines.
@@ -161,7 +166,7 @@ impl Collector {
     fn interruption(&mut self, now: Duration) -> Option<Event> {
         let before_commit = match self.action {
             Action::AwaitRunning => false,
-            Action::Commit | Action::Ask | Action::Retire | Action::Resume | Action::End(_) => return None,
+            Action::Ask | Action::Retire | Action::Resume | Action::End(_) => return None,
             _ => true,
         };
         if before_commit && self.heard.cancel {
@@ -191,8 +196,7 @@ impl Collector {
             Action::Stop => self.stop(now),
             Action::Save => self.save(),
             Action::Finish => self.finish(),
-            Action::Disarm => self.parts.vm.hand_over().map(|()| Event::Disarmed),
-            Action::Commit => self.post(&Message::Commit).map(|()| Event::Committed),
+            Action::Commit => Ok(self.commit()),
             Action::Ask => Ok(self.ask()),
             Action::Retire => Ok(self.retire(now)),
             Action::Resume => Ok(self.resume()),
@@ -299,6 +303,14 @@ impl Collector {
         let device = Message::Device(std::mem::take(&mut self.device));
         self.post(&device)?;
         Ok(Event::Finished)
+    }
+
+    fn commit(&mut self) -> Event {
+        match (self.parts.commit)(&mut *self.parts.vm) {
+            Ok(()) => Event::Committed,
+            Err(CommitError::Unsure(error)) => Event::CommitUnsure(told(&*error)),
+            Err(CommitError::Unsent(error)) => Event::Failed(Failure::Here(told(&*error))),
+        }
     }
 
     fn await_running(&mut self) -> Option<Event> {

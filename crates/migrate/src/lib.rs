@@ -23,7 +23,7 @@ pub mod target;
 mod threads;
 mod vm;
 
-pub use collector::{Asker, Collector, CollectorParts, Post, Step};
+pub use collector::{Asker, Collector, CollectorParts, Commit, Post, Step};
 pub use counters::Counters;
 pub use digest::digest;
 pub use feed::{Feed, Kind, Parcel, Work};
@@ -34,7 +34,7 @@ pub use landing::{Gate, Landing};
 pub use offer::{Offer, PROTOCOL};
 pub use sender::{Sender, SenderParts};
 pub use status::{Ram, Status, ThreadCpu, Whimbrel};
-pub use vm::{Attached, SourceVm, TargetRam, TargetVm, Trouble, told};
+pub use vm::{Attached, CommitError, CommitLine, SourceVm, TargetRam, TargetVm, Trouble, told};
 
 /// What a main actor is told by the threads around it.
 #[derive(Debug)]

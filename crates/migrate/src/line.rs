@@ -1,12 +1,13 @@
 //! The control connection with its two threads, alike at both ends: one reads what comes into the inbox, the
 //! other says several times a second that this end is alive.
 
-use crate::collector::Post;
-use crate::{Inbox, Note, told};
-use channel::{Control, Stream};
+use crate::collector::{Commit, Post};
+use crate::{CommitLine, Inbox, Note, Trouble, told};
+use channel::{Control, Stream, Transport};
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use wire::Message;
 
@@ -26,6 +27,17 @@ impl Line {
     pub fn post(&self) -> Post {
         let writer = self.writer.clone();
         Box::new(move |message| Ok(writer.lock().expect("no holder panics").send(message)?))
+    }
+
+    /// Has a VM send *commit*, with the line to itself.
+    pub fn commit(&self) -> Commit {
+        let writer = self.writer.clone();
+        Box::new(move |vm| {
+            let mut bytes = Vec::new();
+            Message::Commit.encode(&mut bytes).expect("a commit is short");
+            let control = writer.lock().expect("no holder panics");
+            vm.commit(&mut Held { control, bytes })
+        })
     }
 
     /// Puts messages into the inbox until the connection ends.
@@ -56,6 +68,22 @@ impl Line {
     pub fn hang_up(&self) {
         // What can't be shut down is gone already.
         let _ = self.stream.shutdown();
+    }
+}
+
+/// The line while nobody else writes to it.
+struct Held<'a> {
+    control: MutexGuard<'a, Control<Stream>>,
+    bytes: Vec<u8>,
+}
+
+impl CommitLine for Held<'_> {
+    fn send(&mut self) -> Result<(), Trouble> {
+        Ok(self.control.transport_mut().send_bytes(&self.bytes)?)
+    }
+
+    fn socket(&self) -> Option<(BorrowedFd<'_>, &[u8])> {
+        Some((self.control.transport().as_fd(), &self.bytes))
     }
 }
 

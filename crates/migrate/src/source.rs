@@ -98,6 +98,7 @@ pub fn run(setup: Setup) -> (Outcome, Box<dyn SourceVm>) {
         inbox: setup.inbox,
         reach: shared.reach.clone(),
         post: line.post(),
+        commit: line.commit(),
         asker: asker(setup.address),
         status: setup.status.clone(),
     });

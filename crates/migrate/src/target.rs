@@ -313,7 +313,7 @@ impl Hall<'_> {
                 Ok(control.send(&Message::Refuse { reason })?)
             }
             Message::Hello(hello) => {
-                control.transport().set_send_timeout(Some(SEND_MAX))?;
+                control.transport_mut().set_send_timeout(Some(SEND_MAX))?;
                 let arrival = Arrival { control, stream: clone, hello };
                 Ok(self.arrive.lock().expect("no holder panics").send(arrival)?)
             }

@@ -4,6 +4,7 @@ use dirty::Tracker;
 use ram::{Land, PageSets, Reach};
 use std::error::Error;
 use std::fmt::Write;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 /// Whatever a VM failed with; it is only shown.
@@ -24,11 +25,30 @@ pub trait SourceVm: Send {
     /// The state of all devices, the guest being stopped.
     fn save(&mut self) -> Result<Vec<u8>, Trouble>;
 
-    /// The guest is about to be handed over: if this process dies from now on, the guest stays stopped.
-    fn hand_over(&mut self) -> Result<(), Trouble>;
+    /// Sends *commit*, as one step with giving up the right to resume: if this process dies in it, either the guest
+    /// is resumed here or *commit* is on its way, never neither.
+    fn commit(&mut self, line: &mut dyn CommitLine) -> Result<(), CommitError>;
 
     /// The target runs the guest; ends this VM, or leaves it stopped if the operator wants that.
     fn retire(&mut self) -> Result<(), Trouble>;
+}
+
+/// The way on which *commit* is sent. Nothing else is sent on it meanwhile.
+pub trait CommitLine {
+    /// Sends it from this process.
+    fn send(&mut self) -> Result<(), Trouble>;
+
+    /// The socket and the bytes, for a process that outlives this one to send them; none where there is no socket.
+    fn socket(&self) -> Option<(BorrowedFd<'_>, &[u8])>;
+}
+
+/// Why *commit* was not sent.
+#[derive(Debug)]
+pub enum CommitError {
+    /// Not a byte of it was: the guest is still the source's, and the watchdog still armed.
+    Unsent(Trouble),
+    /// Some of it may have been: the guest may be the target's.
+    Unsure(Trouble),
 }
 
 /// A VM whose writes are watched. Dropping both parts leaves no trace in it.
