@@ -17,6 +17,6 @@ pub enum ChannelError {
     Connect { address: Address, source: io::Error },
     #[error("{peer} connected but said nothing usable")]
     Silent { peer: String, source: io::Error },
-    #[error("{peer} connected but is not whimbrel: it starts with {first:#010x}{hint}")]
+    #[error("{peer} connected but does not speak to us: it starts with {first:#010x}{hint}")]
     Stranger { peer: String, first: u32, hint: &'static str },
 }

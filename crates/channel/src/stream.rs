@@ -117,6 +117,9 @@ impl Stream {
             Some(Kind::Control) => {
                 let mut rest = [0; CONTROL_GREETING.len() - 4];
                 self.receive_bytes(&mut rest).map_err(silent)?;
+                if rest != CONTROL_GREETING[4..] {
+                    return Err(stranger(peer, first));
+                }
                 Caller::Control
             }
             None => return Err(stranger(peer, first)),
@@ -175,6 +178,7 @@ pub fn classify(first: [u8; 4]) -> Option<Kind> {
 
 fn stranger(peer: String, first: [u8; 4]) -> ChannelError {
     let hint = match &first {
+        b"WHMB" => ", a control connection of a kind that this version does not know",
         b"QEVM" => ", which is QEMU's own migration",
         b"SSH-" => ", which is SSH",
         b"GET " | b"HEAD" | b"POST" => ", which is HTTP",
@@ -240,9 +244,10 @@ fn time_val(timeout: Option<Duration>) -> TimeVal {
     TimeVal::new(timeout.as_secs().try_into().unwrap_or(i64::MAX), timeout.subsec_micros().into())
 }
 
-/// Milliseconds that sent bytes may go unacknowledged. A link that drops everything is an error after this, where
-/// Linux alone would try for a quarter of an hour. The engine's own heartbeat is faster; this is the backstop.
-const UNACKNOWLEDGED_MS_MAX: u32 = 15_000;
+/// Milliseconds that sent bytes may go unacknowledged, or find no room at the other end: a link that drops everything
+/// is an error after this, where Linux alone would try for a quarter of an hour. A target that is slow to take
+/// pages must not be cut off, so this is long. The heartbeat on the control connection notices a death sooner.
+const UNACKNOWLEDGED_MS_MAX: u32 = 30_000;
 
 /// An idle connection is probed after 5 s of silence, every 3 s, and given up after 3 probes: 14 s.
 const PROBE_AFTER_S: u32 = 5;
