@@ -28,13 +28,12 @@ impl Limiter {
     pub fn take(&self, bytes: usize, now: Instant) -> Duration {
         let mut state = self.lock();
         let Some(rate) = state.bytes_per_second else { return Duration::ZERO };
-        // Time that nobody used counts for a burst, no more. `paid_at` is in the past then.
-        let idle = state.paid_at.map_or(BURST, |paid_at| now.saturating_duration_since(paid_at)).min(BURST);
-        let owed = state.paid_at.map_or(Duration::ZERO, |paid_at| paid_at.saturating_duration_since(now));
-        let wait = (owed + cost(bytes, rate)).saturating_sub(idle);
-        let unused = idle.saturating_sub(owed + cost(bytes, rate));
-        state.paid_at = now.checked_add(wait).and_then(|at| at.checked_sub(unused));
-        wait
+        // Time that nobody used counts for a burst, no more.
+        let earliest = now.checked_sub(BURST).unwrap_or(now);
+        let from = state.paid_at.map_or(earliest, |paid_at| paid_at.max(earliest));
+        let paid_at = from.checked_add(cost(bytes, rate)).unwrap_or(from);
+        state.paid_at = Some(paid_at);
+        paid_at.saturating_duration_since(now)
     }
 
     /// Changes the limit from now on. Who waits already waits as long as it was told.

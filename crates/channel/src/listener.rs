@@ -79,7 +79,7 @@ impl Listener {
             }
             Socket::Unix { listener, .. } => {
                 let (stream, _) = listener.accept()?;
-                Ok(Stream::unix(stream.into(), self.address.to_string()))
+                Stream::unix(stream.into(), self.address.to_string())
             }
         }
     }

@@ -29,7 +29,7 @@ impl Stream {
         match address {
             Address::Unix { path } => {
                 let socket = connect_file(path, timeout).map_err(failed)?;
-                Ok(Self::unix(socket, address.to_string()))
+                Self::unix(socket, address.to_string()).map_err(failed)
             }
             Address::Tcp { host, port } => {
                 let places = (host.as_str(), *port).to_socket_addrs();
@@ -49,11 +49,19 @@ impl Stream {
         setsockopt(&socket, sockopt::TcpKeepIdle, &PROBE_AFTER_S)?;
         setsockopt(&socket, sockopt::TcpKeepInterval, &PROBE_EVERY_S)?;
         setsockopt(&socket, sockopt::TcpKeepCount, &PROBES)?;
-        Ok(Self::unix(socket, peer))
+        Ok(Self::new(socket, peer))
     }
 
-    /// A Unix connection that stands. Nothing has to be set on it: its end dies with the process.
-    pub(crate) fn unix(socket: OwnedFd, peer: String) -> Self {
+    /// A Unix connection that stands. It can't fall silent: its end dies with the process.
+    pub(crate) fn unix(socket: OwnedFd, peer: String) -> io::Result<Self> {
+        // Above what the system allows by default only root may go; the others get as much as is allowed.
+        if setsockopt(&socket, sockopt::SndBufForce, &UNIX_BUFFER_BYTES).is_err() {
+            setsockopt(&socket, sockopt::SndBuf, &UNIX_BUFFER_BYTES)?;
+        }
+        Ok(Self::new(socket, peer))
+    }
+
+    fn new(socket: OwnedFd, peer: String) -> Self {
         Self { socket, peer, receive_timeout: None, receive_by: None }
     }
 
@@ -243,6 +251,10 @@ fn time_val(timeout: Option<Duration>) -> TimeVal {
     let timeout = timeout.max(Duration::from_micros(1));
     TimeVal::new(timeout.as_secs().try_into().unwrap_or(i64::MAX), timeout.subsec_micros().into())
 }
+
+/// Four packets. Linux gives 208 KiB and one connection carried 4.1 GB/s with that, 6.3 GB/s from 2 MiB on (two
+/// cores of an AMD EPYC). TCP grows its own buffers, and a larger one made no difference to it on loopback.
+const UNIX_BUFFER_BYTES: usize = 2 << 20;
 
 /// Milliseconds that sent bytes may go unacknowledged, or find no room at the other end: a link that drops everything
 /// is an error after this, where Linux alone would try for a quarter of an hour. A target that is slow to take
