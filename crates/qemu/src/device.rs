@@ -130,7 +130,7 @@ fn outcome(vm: &mut Vm, deadline: Instant) -> Result<(), DeviceError> {
         match migration["status"].as_str() {
             Some("completed") => return Ok(()),
             Some("failed") => {
-                let reason = migration["error-desc"].as_str().unwrap_or("no reason given; its log may say");
+                let reason = migration["error-desc"].as_str().unwrap_or("no reason given");
                 return Err(DeviceError::Load { reason: reason.to_owned() });
             }
             _ if Instant::now() >= deadline => return Err(DeviceError::LoadLate { limit: LOAD_LIMIT }),
@@ -157,7 +157,7 @@ pub enum DeviceError {
     TooLarge { bytes: u64 },
     #[error("the target QEMU is {state}, it does not wait for a VM: start it with -incoming defer")]
     NotWaiting { state: String },
-    #[error("the target QEMU could not load the device state: {reason}")]
+    #[error("the target QEMU could not load the device state: {reason}; its own log says more")]
     Load { reason: String },
     #[error("the target QEMU ended while it loaded the device state; its own log says why")]
     Ended,

@@ -1,0 +1,63 @@
+//! What is asked of a running QEMU.
+
+use crate::bed::qemu_or_skip;
+use std::time::Duration;
+use whimbrel_qemu::{Accelerator, Vm};
+
+const LIMIT: Duration = Duration::from_secs(5);
+
+#[test]
+fn a_vm_tells_who_and_what_it_is() {
+    let qemu = qemu_or_skip!("-M", "q35", "-smp", "3", "-cpu", "qemu64");
+    let mut vm = qemu.connect();
+    assert_eq!(vm.pid(), qemu.pid());
+    assert!(vm.version().major >= 8, "{}", vm.version());
+    let machine = vm.machine().unwrap();
+    assert!(machine.name.starts_with("pc-q35-"), "{machine:?}");
+    assert!(!machine.name.ends_with("-machine"));
+    assert_eq!((machine.cpu.as_str(), machine.cpu_count), ("qemu64-x86_64-cpu", 3));
+    assert_eq!(machine.page_bits, None);
+    assert_eq!(vm.accelerator().unwrap(), Accelerator::Tcg);
+    assert!(!vm.is_waiting().unwrap());
+}
+
+#[test]
+fn a_vm_is_stopped_and_runs_on() {
+    let qemu = qemu_or_skip!();
+    let mut vm = qemu.connect();
+    assert!(vm.run_state().unwrap().running);
+    vm.stop(LIMIT).unwrap();
+    assert_eq!(vm.run_state().unwrap().name, "paused");
+    vm.cont().unwrap();
+    assert!(vm.run_state().unwrap().running);
+}
+
+#[test]
+fn cont_before_anything_came_in_is_an_error() {
+    let qemu = qemu_or_skip!("-incoming", "defer");
+    let mut vm = qemu.connect();
+    assert!(vm.is_waiting().unwrap());
+    assert!(vm.cont().unwrap_err().to_string().contains("inmigrate"));
+}
+
+#[test]
+fn quit_ends_the_process_and_the_vm_knows() {
+    let qemu = qemu_or_skip!("-S");
+    let mut vm: Vm = qemu.connect();
+    assert!(!vm.has_ended());
+    vm.quit().unwrap();
+    crate::bed::wait_for("QEMU to end", || vm.has_ended().then_some(()));
+}
+
+#[test]
+fn nodes_with_direct_io_are_named_and_others_not() {
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let image = dir.path().join("disk");
+    std::fs::write(&image, vec![0; 1 << 20]).unwrap();
+    let node = |name: &str, direct: &str| {
+        let path = image.display();
+        format!("driver=file,node-name={name},filename={path},cache.direct={direct},locking=off")
+    };
+    let qemu = qemu_or_skip!("-S", "-blockdev", node("slow", "off"), "-blockdev", node("fast", "on"));
+    assert_eq!(qemu.connect().direct_io_nodes().unwrap(), ["fast"]);
+}
