@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::Error;
+use crate::{Accel, Error};
 
 /// What a VM boots.
 #[derive(Debug, Clone)]
@@ -56,6 +56,25 @@ impl Guest {
                 list.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect()
             }
         }
+    }
+
+    /// The least RAM, in MiB, that it does well with.
+    pub(crate) fn ram_mib(&self) -> u64 {
+        match self.kind {
+            Kind::Multiboot => 64,
+            Kind::Linux => 256,
+        }
+    }
+
+    /// Fails where this machine can't run it. A KVM in software emulates most of a kernel, and Linux takes many
+    /// minutes to boot there; the bare-metal guest lives in ring 3, which even such a KVM runs at full speed.
+    pub(crate) fn check(&self, accel: Accel) -> Result<(), Error> {
+        let is_hardware =
+            || ["kvm_intel", "kvm_amd"].iter().any(|module| Path::new("/sys/module").join(module).exists());
+        if self.kind == Kind::Linux && accel == Accel::Kvm && !is_hardware() {
+            return Err(Error::missing("this machine's KVM works in software and is too slow to boot Linux"));
+        }
+        Ok(())
     }
 
     /// Builds it where needed. Fails with [`Error::Missing`] if this machine lacks what that takes.

@@ -43,13 +43,14 @@ enum Start {
 }
 
 impl VmSpec {
-    /// A q35 with 64 MiB of default memory under TCG.
+    /// A q35 with the least RAM that suits the guest (64 MiB; 256 for Linux), default memory, under TCG.
     pub fn new(guest: Guest) -> Self {
+        let ram_mib = guest.ram_mib();
         VmSpec {
             guest,
             accel: Accel::Tcg,
             backend: Backend::Default,
-            ram_mib: 64,
+            ram_mib,
             disks: vec![],
             arguments: vec![],
         }
@@ -110,6 +111,7 @@ impl Vm {
     fn start(spec: &VmSpec, start: Start) -> Result<Self, Error> {
         qemu::version()?;
         spec.accel.check()?;
+        spec.guest.check(spec.accel)?;
         let directory = tempfile::Builder::new()
             .prefix("whimbrel-vm-")
             .tempdir()
