@@ -21,8 +21,9 @@ pub type Post = Box<dyn FnMut(&Message) -> Result<(), Trouble> + Send>;
 /// Has the VM send *commit* on the line to the target.
 pub type Commit = Box<dyn FnMut(&mut dyn SourceVm) -> Result<(), CommitError> + Send>;
 
-/// Asks the target on a connection of its own what became of the migration.
-pub type Asker = Box<dyn FnMut(Session) -> Result<TargetState, Trouble> + Send>;
+/// Asks the target on a connection of its own what became of the migration. None while there is no answer: it is
+/// to be called again.
+pub type Asker = Box<dyn FnMut(Session) -> Option<Result<TargetState, Trouble>> + Send>;
 
 /// What a collector is made of.
 pub struct CollectorParts {
@@ -139,6 +140,11 @@ impl Collector {
         Step::Again
     }
 
+    /// Where it stands.
+    pub fn phase(&self) -> Phase {
+        self.engine.phase()
+    }
+
     /// The VM, when it is over.
     pub fn into_vm(self) -> Box<dyn SourceVm> {
         self.parts.vm
@@ -190,6 +196,7 @@ impl Collector {
             Action::Flush => return self.flush(),
             Action::AwaitReady => return self.heard.ready.then_some(Event::Ready),
             Action::AwaitRunning => return self.await_running(),
+            Action::Ask => return self.await_running().or_else(|| self.ask()),
             Action::Arm { quiesced } => self.arm(quiesced),
             Action::Collect { quiesced } => self.collect(quiesced, now),
             Action::Publish => Ok(self.publish()),
@@ -197,7 +204,6 @@ impl Collector {
             Action::Save => self.save(),
             Action::Finish => self.finish(),
             Action::Commit => Ok(self.commit()),
-            Action::Ask => Ok(self.ask()),
             Action::Retire => Ok(self.retire(now)),
             Action::Resume => Ok(self.resume()),
             Action::End(_) => unreachable!("the end is not performed"),
@@ -321,15 +327,14 @@ impl Collector {
         }
     }
 
-    fn ask(&mut self) -> Event {
-        match (self.parts.asker)(self.parts.hello.session) {
+    fn ask(&mut self) -> Option<Event> {
+        let failed = |reason| Event::Failed(Failure::Peer(reason));
+        Some(match (self.parts.asker)(self.parts.hello.session)? {
             Ok(TargetState::Running) => Event::Running,
             Ok(TargetState::NeverCommitted) => Event::NeverRuns,
-            Ok(state) => {
-                Event::Failed(Failure::Peer(format!("the target's answer about the commit: {state:?}")))
-            }
-            Err(error) => Event::Failed(Failure::Peer(told(&*error))),
-        }
+            Ok(state) => failed(format!("the target's answer about the commit: {state:?}")),
+            Err(error) => failed(told(&*error)),
+        })
     }
 
     /// The guest runs at the target whatever happens here; what fails is only told.

@@ -118,9 +118,20 @@ impl Keeper {
         TargetStep::Ended(outcome)
     }
 
-    /// Whether the source may have written *commit*: then somebody may ask about it later.
-    pub fn was_ready(&self) -> bool {
-        self.load_time > Duration::ZERO
+    /// What to answer from now on, where somebody may still ask: where the source may have written *commit* and has
+    /// not heard how it ended.
+    pub fn last_word(&self, outcome: &TargetOutcome) -> Option<TargetState> {
+        let was_ready = self.load_time > Duration::ZERO;
+        match outcome {
+            TargetOutcome::Running => None,
+            TargetOutcome::InDoubt(_) => Some(TargetState::Committed),
+            TargetOutcome::Dropped(_) => was_ready.then_some(TargetState::NeverCommitted),
+        }
+    }
+
+    /// Where it stands.
+    pub fn phase(&self) -> TargetPhase {
+        self.engine.phase()
     }
 
     /// The VM, when it is over.

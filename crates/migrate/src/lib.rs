@@ -7,6 +7,7 @@
 
 mod collector;
 mod counters;
+mod desk;
 mod digest;
 mod feed;
 mod inbox;
@@ -25,6 +26,7 @@ mod vm;
 
 pub use collector::{Asker, Collector, CollectorParts, Commit, Post, Step};
 pub use counters::Counters;
+pub use desk::{Agreement, Desk, Recall};
 pub use digest::digest;
 pub use feed::{Feed, Kind, Parcel, Work};
 pub use inbox::Inbox;

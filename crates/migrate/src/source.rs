@@ -11,7 +11,7 @@ use engine::{Failure, Limits, Outcome, Owner, ZeroPageDetection};
 use ram::Reach;
 use scan::Kernel;
 use std::num::NonZeroU64;
-use std::sync::mpsc::{self, Receiver};
+use std::sync::mpsc::{self, Receiver, TryRecvError};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::Scope;
 use std::time::{Duration, Instant};
@@ -239,19 +239,36 @@ fn unreached(error: &(dyn std::error::Error + 'static)) -> Outcome {
     Outcome { owner: Owner::Source, failure: Some(Failure::Peer(told(error))), cancelled: false }
 }
 
-/// Asks on connections of its own until there is an answer, or it has taken too long.
+/// Asks on connections of its own until there is an answer, or it has taken too long. It does so on a thread of its
+/// own, since what the target still says on the old connection is an answer as well.
 fn asker(address: Address) -> Asker {
+    let mut asked = None;
     Box::new(move |session| {
-        let end = Instant::now() + ASK_MAX;
-        loop {
-            match ask(&address, session) {
-                Ok(TargetState::Committed) if Instant::now() < end => {}
-                Err(_) if Instant::now() < end => {}
-                answer => return answer,
-            }
-            std::thread::sleep(ASK_PAUSE);
+        let answer = asked.get_or_insert_with(|| {
+            let (tell, answer) = mpsc::channel();
+            let address = address.clone();
+            let ask = move || drop(tell.send(ask_on(&address, session)));
+            std::thread::Builder::new().name("ask".into()).spawn(ask).map(|_| answer)
+        });
+        match answer.as_ref().map(Receiver::try_recv) {
+            Ok(Ok(answer)) => Some(answer),
+            Ok(Err(TryRecvError::Empty)) => None,
+            Ok(Err(TryRecvError::Disconnected)) => Some(Err("nobody is left to ask".into())),
+            Err(error) => Some(Err(error.to_string().into())),
         }
     })
+}
+
+fn ask_on(address: &Address, session: Session) -> Result<TargetState, Trouble> {
+    let end = Instant::now() + ASK_MAX;
+    loop {
+        match ask(address, session) {
+            Ok(TargetState::Committed) if Instant::now() < end => {}
+            Err(_) if Instant::now() < end => {}
+            answer => return answer,
+        }
+        std::thread::sleep(ASK_PAUSE);
+    }
 }
 
 /// Asks the target what became of a migration. From then on it takes no commit for it that has not come yet.
@@ -264,7 +281,8 @@ pub fn ask(address: &Address, session: Session) -> Result<TargetState, Trouble> 
         match control.receive()? {
             Message::Alive => {}
             Message::Answer { session: answered, state } if answered == session => {
-                control.send(&Message::Confirmed)?;
+                // An answer that came is an answer, whether the target hears that it did or not.
+                let _ = control.send(&Message::Confirmed);
                 return Ok(state);
             }
             other => return Err(format!("an answer of kind {} to a question", other.kind()).into()),

@@ -6,19 +6,18 @@ use crate::line::Line;
 use crate::threads::Costs;
 use crate::vm::TargetRam;
 use crate::{
-    Counters, Gate, Inbox, Keeper, KeeperParts, Landed, Lander, Landing, Note, Offer, Status, TargetStep,
+    Agreement, Desk, Inbox, Keeper, KeeperParts, Landed, Lander, Note, Offer, Recall, Status, TargetStep,
     TargetVm, ThreadCpu, Trouble, told,
 };
 use channel::{Caller, Control, Listener, Stream};
 use engine::TargetOutcome;
-use ram::{Layout, PageSets};
 use scan::Kernel;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::thread::Scope;
 use std::time::{Duration, Instant};
-use wire::{Format, Hello, Message, Opening, Session, TargetState};
+use wire::{Hello, Message, TargetState};
 
 /// A target that waits for a source.
 pub struct Setup {
@@ -43,9 +42,6 @@ pub struct Setup {
 /// Hears of the migration that was agreed on.
 pub type Agreed = Box<dyn FnMut(&Hello) + Send>;
 
-/// Remembers what became of a migration.
-pub type Recall = Box<dyn Fn(Session) -> TargetState + Send + Sync>;
-
 /// How a target ended.
 pub struct Ended {
     /// Who owns the guest.
@@ -63,18 +59,16 @@ pub fn run(listener: &Listener, setup: Setup) -> Ended {
     let Setup { vm, ram, offer, kernel, inbox, status, agreed, recall } = setup;
     let hall = Hall {
         listener,
-        layout: Arc::new(offer.layout.clone()),
+        desk: Desk::new(offer, inbox.clone(), recall),
         ram,
         inbox,
-        recall,
-        session: Mutex::new(None),
         open: Mutex::new(Vec::new()),
         callers: AtomicUsize::new(0),
         closed: AtomicBool::new(false),
         arrive: Mutex::new(arrive),
         costs: &costs,
     };
-    let keeping = Keeping { offer, kernel, status: status.clone(), agreed, began: Instant::now() };
+    let keeping = Keeping { kernel, status: status.clone(), agreed, began: Instant::now() };
     let ended = std::thread::scope(|scope| {
         let greeter = costs.spawn(scope, "listener".into(), || hall.receive_callers(scope));
         let ended = match greeter {
@@ -102,7 +96,6 @@ struct Arrival {
 
 /// The main thread's part: agrees with a source and keeps what it sends.
 struct Keeping {
-    offer: Offer,
     kernel: Kernel,
     status: Arc<Mutex<Status>>,
     agreed: Agreed,
@@ -117,18 +110,19 @@ impl Keeping {
         arrivals: &Receiver<Arrival>,
         scope: &'scope Scope<'scope, '_>,
     ) -> Ended {
-        let (arrival, session) = match self.agree(hall, arrivals) {
+        let (arrival, agreement) = match self.agree(hall, arrivals) {
             Ok(agreed) => agreed,
             Err(reason) => return Ended { outcome: TargetOutcome::Dropped(reason), vm, cleared_pages: 0 },
         };
         let line = Arc::new(Line::new(arrival.control, arrival.stream));
         let (beating, ended) = mpsc::channel();
         let started = hall.start_line(scope, line.clone(), ended);
-        let keeper = Keeper::new(self.parts(vm, hall, &session, arrival.hello, &line), self.began.elapsed());
+        let parts = self.parts(vm, hall, &agreement, arrival.hello, &line);
+        let keeper = Keeper::new(parts, self.began.elapsed());
         if let Err(error) = started {
             hall.inbox.put(Note::Lost(error.to_string()));
         }
-        let ended = self.drive(keeper, hall, &session);
+        let ended = self.drive(keeper, hall, &agreement);
         drop(beating);
         line.hang_up();
         ended
@@ -139,7 +133,7 @@ impl Keeping {
         &mut self,
         hall: &Hall<'_>,
         arrivals: &Receiver<Arrival>,
-    ) -> Result<(Arrival, Arc<Active>), String> {
+    ) -> Result<(Arrival, Arc<Agreement>), String> {
         loop {
             while let Some(note) = hall.inbox.take() {
                 if matches!(note, Note::Cancel) {
@@ -147,16 +141,10 @@ impl Keeping {
                 }
             }
             let Ok(mut arrival) = arrivals.recv_timeout(LOOK_UP) else { continue };
-            let session = self
-                .offer
-                .answer(&arrival.hello)
-                .and_then(|accept| Active::new(hall, &arrival.hello, accept).map_err(|error| told(&*error)));
-            match session {
-                Ok(session) => {
+            match hall.desk.agree(&arrival.hello, &*hall.ram) {
+                Ok(agreement) => {
                     (self.agreed)(&arrival.hello);
-                    let session = Arc::new(session);
-                    *hall.session() = Some(session.clone());
-                    return Ok((arrival, session));
+                    return Ok((arrival, agreement));
                 }
                 Err(reason) => {
                     // A source that hung up needs no reason.
@@ -170,19 +158,19 @@ impl Keeping {
         &self,
         vm: Box<dyn TargetVm>,
         hall: &Hall<'_>,
-        session: &Active,
+        agreement: &Agreement,
         hello: Hello,
         line: &Line,
     ) -> KeeperParts {
         KeeperParts {
             vm,
             ram: hall.ram.clone(),
-            layout: hall.layout.clone(),
+            layout: hall.desk.layout().clone(),
             hello,
-            accept: session.accept.clone(),
-            gate: session.gate.clone(),
-            landing: session.landing.clone(),
-            counters: session.counters.clone(),
+            accept: agreement.accept.clone(),
+            gate: agreement.gate.clone(),
+            landing: agreement.landing.clone(),
+            counters: agreement.counters.clone(),
             kernel: self.kernel,
             inbox: hall.inbox.clone(),
             post: line.post(),
@@ -191,7 +179,7 @@ impl Keeping {
     }
 
     /// The keeper's loop; then answers for a while whoever asks what became of a commit.
-    fn drive(&self, mut keeper: Keeper, hall: &Hall<'_>, session: &Active) -> Ended {
+    fn drive(&self, mut keeper: Keeper, hall: &Hall<'_>, agreement: &Agreement) -> Ended {
         let outcome = loop {
             match keeper.step(self.began.elapsed()) {
                 TargetStep::Again => {}
@@ -199,67 +187,21 @@ impl Keeping {
                 TargetStep::Ended(outcome) => break outcome,
             }
         };
-        session.gate.tear_down();
-        if outcome != TargetOutcome::Running && keeper.was_ready() {
-            session.settle(match outcome {
-                TargetOutcome::InDoubt(_) => TargetState::Committed,
-                _ => TargetState::NeverCommitted,
-            });
+        agreement.gate.tear_down();
+        if let Some(state) = keeper.last_word(&outcome) {
+            agreement.settle(state);
             hall.answer_questions();
         }
         Ended { outcome, cleared_pages: keeper.cleared_pages(), vm: keeper.into_vm() }
     }
 }
 
-/// The migration that was agreed on.
-struct Active {
-    session: Session,
-    format: Format,
-    accept: wire::Accept,
-    gate: Arc<Gate>,
-    landing: Arc<Landing>,
-    counters: Arc<Counters>,
-    taken: Mutex<Vec<bool>>,
-    settled: Mutex<Option<TargetState>>,
-}
-
-impl Active {
-    fn new(hall: &Hall<'_>, hello: &Hello, accept: wire::Accept) -> Result<Self, Trouble> {
-        Ok(Self {
-            session: hello.session,
-            format: Format::new(hello.packet_bytes)?,
-            accept,
-            gate: Arc::new(Gate::new(hello.channels)),
-            landing: Arc::new(Landing::new(&*hall.ram, PageSets::new(&hall.layout))?),
-            counters: Arc::new(Counters::default()),
-            taken: Mutex::new(vec![false; hello.channels.into()]),
-            settled: Mutex::new(None),
-        })
-    }
-
-    /// Takes the place of a channel. None if it is no channel of this migration, or came already.
-    fn take(&self, opening: &[u8]) -> Option<u8> {
-        let mut taken = self.taken.lock().expect("no holder panics");
-        let opening = Opening::decode(opening, taken.len() as u8).ok()?;
-        let place = &mut taken[usize::from(opening.channel)];
-        let fits = opening.session == self.session && !*place;
-        *place |= fits;
-        fits.then_some(opening.channel)
-    }
-
-    fn settle(&self, state: TargetState) {
-        *self.settled.lock().expect("no holder panics") = Some(state);
-    }
-}
-
 /// Where callers are received.
 struct Hall<'a> {
     listener: &'a Listener,
-    layout: Arc<Layout>,
+    desk: Desk,
     ram: Arc<dyn TargetRam>,
     inbox: Arc<Inbox<Note>>,
-    recall: Recall,
-    session: Mutex<Option<Arc<Active>>>,
     /// Every connection that a thread may wait on.
     open: Mutex<Vec<Stream>>,
     callers: AtomicUsize,
@@ -281,20 +223,20 @@ impl Hall<'_> {
             let _ = self.costs.spawn(scope, "caller".into(), move || {
                 let page = self.greet(stream);
                 self.callers.fetch_sub(1, Relaxed);
-                if let Some((stream, channel)) = page {
-                    self.start_channel(scope, stream, channel);
+                if let Some((stream, agreement, channel)) = page {
+                    self.start_channel(scope, stream, agreement, channel);
                 }
             });
         }
     }
 
     /// Finds out who it is. A page channel is handed back; a stranger gets nothing, not even an answer.
-    fn greet(&self, mut stream: Stream) -> Option<(Stream, u8)> {
+    fn greet(&self, mut stream: Stream) -> Option<(Stream, Arc<Agreement>, u8)> {
         self.open.lock().expect("no holder panics").push(stream.try_clone().ok()?);
         match stream.caller(GREETING_MAX).ok()? {
             Caller::Page(opening) => {
-                let channel = self.session().as_ref()?.take(&opening)?;
-                Some((stream, channel))
+                let (agreement, channel) = self.desk.take(&opening)?;
+                Some((stream, agreement, channel))
             }
             Caller::Control => {
                 let _ = self.control(stream);
@@ -308,7 +250,7 @@ impl Hall<'_> {
         let clone = stream.try_clone()?;
         let mut control = Control::new(stream);
         match control.receive()? {
-            Message::Hello(_) if self.session().is_some() => {
+            Message::Hello(_) if self.desk.agreement().is_some() => {
                 let reason = "this target has a migration going already".into();
                 Ok(control.send(&Message::Refuse { reason })?)
             }
@@ -318,10 +260,11 @@ impl Hall<'_> {
                 Ok(self.arrive.lock().expect("no holder panics").send(arrival)?)
             }
             Message::Ask { session } => {
-                let state = self.state(session);
+                let answer = self.desk.ask(session).recv_timeout(ANSWER_MAX);
+                let state = answer.unwrap_or(TargetState::Committed);
                 control.send(&Message::Answer { session, state })?;
                 if control.receive()? == Message::Confirmed {
-                    self.inbox.put(Note::Message(Message::Confirmed));
+                    self.desk.confirm(session, state);
                 }
                 Ok(())
             }
@@ -329,23 +272,15 @@ impl Hall<'_> {
         }
     }
 
-    /// What became of a migration. Asking about the one at hand ends it, unless its commit has come.
-    fn state(&self, session: Session) -> TargetState {
-        let Some(active) = self.session().clone().filter(|active| active.session == session) else {
-            return (self.recall)(session);
-        };
-        if let Some(state) = *active.settled.lock().expect("no holder panics") {
-            return state;
-        }
-        let (reply, answer) = mpsc::channel();
-        self.inbox.put(Note::Asked(reply));
-        answer.recv_timeout(ANSWER_MAX).unwrap_or(TargetState::Committed)
-    }
-
-    fn start_channel<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, stream: Stream, channel: u8) {
-        let Some(active) = self.session().clone() else { return };
+    fn start_channel<'scope>(
+        &'scope self,
+        scope: &'scope Scope<'scope, '_>,
+        stream: Stream,
+        agreement: Arc<Agreement>,
+        channel: u8,
+    ) {
         let run = move || {
-            if let Err(error) = self.land_all(&active, stream, channel) {
+            if let Err(error) = self.land_all(&agreement, stream, channel) {
                 self.inbox.put(Note::ChannelFailed { channel, reason: told(&*error) });
             }
         };
@@ -355,16 +290,21 @@ impl Hall<'_> {
     }
 
     /// A channel's thread.
-    fn land_all(&self, active: &Active, stream: Stream, channel: u8) -> Result<(), Trouble> {
-        let (landing, counters) = (active.landing.clone(), active.counters.clone());
-        let mut lander = Lander::new(stream, self.layout.clone(), active.format, landing, counters);
+    fn land_all(&self, agreement: &Agreement, stream: Stream, channel: u8) -> Result<(), Trouble> {
+        let mut lander = Lander::new(
+            stream,
+            self.desk.layout().clone(),
+            agreement.format,
+            agreement.landing.clone(),
+            agreement.counters.clone(),
+        );
         loop {
             match lander.step(&*self.ram)? {
                 Landed::Pages => {}
                 Landed::Sync(sync) => {
-                    active.gate.reach(channel, sync);
+                    agreement.gate.reach(channel, sync);
                     self.inbox.put(Note::Wake);
-                    if !active.gate.pass(sync) {
+                    if !agreement.gate.pass(sync) {
                         return Ok(());
                     }
                 }
@@ -407,10 +347,6 @@ impl Hall<'_> {
             // What can't be shut down is gone already.
             let _ = stream.shutdown();
         }
-    }
-
-    fn session(&self) -> MutexGuard<'_, Option<Arc<Active>>> {
-        self.session.lock().expect("no holder panics")
     }
 }
 
