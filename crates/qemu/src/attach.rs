@@ -12,11 +12,13 @@ mod arch;
 #[cfg(target_arch = "x86_64")]
 #[path = "attach/x86_64.rs"]
 mod arch;
+mod seccomp;
 mod tracee;
 
 use crate::faults;
 use crate::process::{self, Process};
 use arch::Registers;
+use seccomp::{Call, Verdict};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -98,6 +100,7 @@ fn enter_a_call(tracee: &Tracee, pid: i32) -> Result<Entered, AttachError> {
                 if let Moment::Entry { arch } = tracee.moment().map_err(failed)? {
                     let at = Registers::read(tracee).map_err(failed)?;
                     check_place(pid, arch, &at)?;
+                    check_filters(pid, tracee, &at)?;
                     return Ok(Entered { at, since, stood_still });
                 }
                 0
@@ -119,6 +122,28 @@ fn check_place(pid: i32, arch: u32, at: &Registers) -> Result<(), AttachError> {
         .map_err(|source| AttachError::Trace { pid, source })?;
     if arch != arch::AUDIT_ARCH || found != arch::CALL_INSTRUCTION {
         return Err(AttachError::Architecture { pid, arch, found });
+    }
+    Ok(())
+}
+
+/// Refuses a thread whose seccomp filters do not let our calls pass: they might kill the process for it.
+fn check_filters(pid: i32, tracee: &Tracee, at: &Registers) -> Result<(), AttachError> {
+    let mode = process::status_field(tracee.thread(), "Seccomp");
+    let mode = mode.map_err(|source| AttachError::Trace { pid, source })?;
+    if mode == "0" {
+        return Ok(());
+    }
+    for (number, argument) in [(libc::SYS_userfaultfd, USERFAULTFD_FLAGS), (libc::SYS_close, 0)] {
+        let number = number as i32;
+        let call = Call { number, arch: arch::AUDIT_ARCH, instruction: at.instruction(), argument };
+        match seccomp::verdict(tracee, &call) {
+            Ok(Verdict::Allowed) if mode == "2" => {}
+            Ok(Verdict::Failed) => {
+                return Err(AttachError::Denied { pid, source: io::Error::from_raw_os_error(libc::EPERM) });
+            }
+            Ok(_) => return Err(AttachError::Deadly { pid, number }),
+            Err(source) => return Err(AttachError::Filters { pid, source }),
+        }
     }
     Ok(())
 }
@@ -240,6 +265,16 @@ pub enum AttachError {
         "process {pid} may not make a userfaultfd: its seccomp filter, its LSM policy or a kernel without          CONFIG_USERFAULTFD forbids it"
     )]
     Denied { pid: i32, source: io::Error },
+    #[error(
+        "the seccomp filter of process {pid} would punish system call {number}: start QEMU without -sandbox, or \
+         with a sandbox that allows userfaultfd and close"
+    )]
+    Deadly { pid: i32, number: i32 },
+    #[error(
+        "process {pid} has a seccomp filter, and we may not read whether it allows a userfaultfd: run with \
+         CAP_SYS_ADMIN and without a seccomp filter of our own"
+    )]
+    Filters { pid: i32, source: io::Error },
     #[error("a filter answered process {pid}'s userfaultfd call with {answer}, which is no userfaultfd")]
     Filtered { pid: i32, answer: i64 },
     #[error("cannot copy the userfaultfd out of process {pid}")]
@@ -262,3 +297,6 @@ const UFFD_USER_MODE_ONLY: u64 = 1;
 
 /// QEMU's main loop makes thousands of system calls a second; a thread that makes none for this long is not asked.
 const CALL_LIMIT: Duration = Duration::from_millis(300);
+
+#[cfg(test)]
+mod tests;

@@ -2,6 +2,7 @@
 
 #![expect(unsafe_code, reason = "ptrace takes addresses whose meaning depends on the request")]
 
+use super::seccomp::Instruction;
 use std::ffi::c_void;
 use std::io;
 use std::ptr;
@@ -47,6 +48,11 @@ impl Tracee {
         let tracee = Self { thread };
         tracee.request(libc::PTRACE_SEIZE, 0, libc::PTRACE_O_TRACESYSGOOD as usize)?;
         Ok(tracee)
+    }
+
+    /// Its number.
+    pub fn thread(&self) -> i32 {
+        self.thread
     }
 
     /// Asks it to stop; a system call that it sleeps in is interrupted.
@@ -137,6 +143,18 @@ impl Tracee {
             libc::iovec { iov_base: ptr::from_ref(from).cast_mut().cast(), iov_len: size_of::<T>() };
         self.request(libc::PTRACE_SETREGSET as _, which as usize, ptr::from_mut(&mut place) as usize)
             .map(drop)
+    }
+
+    /// Seccomp filter number `index`, the latest being 0; none if there are no more. It needs CAP_SYS_ADMIN.
+    pub fn filter(&self, index: usize) -> io::Result<Option<Vec<Instruction>>> {
+        const REQUEST: libc::c_uint = 0x420c; // PTRACE_SECCOMP_GET_FILTER
+        let count = match self.request(REQUEST, index, 0) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(None),
+            count => count?,
+        };
+        let mut program = vec![Instruction::default(); count as usize];
+        self.request(REQUEST, index, program.as_mut_ptr() as usize)?;
+        Ok(Some(program))
     }
 
     fn request(&self, request: libc::c_uint, address: usize, data: usize) -> io::Result<libc::c_long> {

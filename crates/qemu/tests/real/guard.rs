@@ -24,6 +24,16 @@ fn a_userfaultfd_is_borrowed_and_qemu_keeps_none() {
 }
 
 #[test]
+fn a_sandboxed_qemu_can_be_borrowed_from_too() {
+    let sandbox = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
+    let qemu = qemu_or_skip!("-sandbox", sandbox);
+    let mut puppet = Puppet::start(&qemu.qmp(), 0);
+    puppet.steps(&["connect", "guard", "borrow"]);
+    drop(puppet);
+    assert!(qemu.connect().run_state().unwrap().running);
+}
+
+#[test]
 fn whimbrel_killed_at_any_point_of_the_injection_leaves_qemu_unharmed() {
     let qemu = qemu_or_skip!("-m", "32");
     let regions = blocks(&mut qemu.connect()).unwrap().1;
