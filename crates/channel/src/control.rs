@@ -130,7 +130,7 @@ mod tests {
         let mut control = Control::new(Loop::default());
         control.transport_mut().send_bytes(&[0, 0, 0, 5, 4, 0, 0, 0]).unwrap();
         assert!(matches!(control.receive(), Err(ControlError::Receive(_))));
-        assert!(control.transport().piece_bytes_max <= PIECE_BYTES);
+        assert!(control.transport().piece_bytes_max <= 1 << 20);
         control.transport_mut().send_bytes(&[0, 0, 0, 1, 0xff, 0xff, 0xff, 0xff]).unwrap();
         assert!(matches!(control.receive(), Err(ControlError::Wire(WireError::TooLong { .. }))));
     }

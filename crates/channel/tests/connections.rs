@@ -213,7 +213,26 @@ fn only_a_socket_that_nobody_listens_on_is_replaced() {
 }
 
 #[test]
-fn a_peer_that_is_gone_is_an_error_and_no_signal() {
+fn a_listener_too_busy_to_answer_keeps_its_socket() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = Address::Unix { path: directory.path().join("socket") };
+    let _busy = Listener::bind(&place).unwrap();
+    let dial = || Stream::connect(&place, Duration::from_millis(50));
+    // Nobody accepts, so its queue fills up.
+    let waiting: Vec<Stream> = std::iter::from_fn(|| dial().ok()).take(1000).collect();
+    assert!(waiting.len() < 1000);
+    let error = dial().unwrap_err();
+    assert!(
+        matches!(&error, ChannelError::Connect { source, .. } if source.kind() == ErrorKind::TimedOut),
+        "{error:?}"
+    );
+    assert!(matches!(Listener::bind(&place), Err(ChannelError::Listen { .. })));
+    drop(waiting);
+    assert!(directory.path().join("socket").exists());
+}
+
+#[test]
+fn a_peer_that_goes_half_and_then_wholly_is_noticed_at_each_step() {
     let listener = Listener::bind(&address("tcp:127.0.0.1:0")).unwrap();
     let Address::Tcp { port, .. } = *listener.address() else { panic!("an address over TCP") };
     let mut plain = TcpStream::connect(("127.0.0.1", port)).unwrap();
