@@ -92,6 +92,11 @@ impl Disk {
         self
     }
 
+    /// What a stamped disk holds at byte `8 * at`.
+    pub fn word(at: u64) -> [u8; 8] {
+        mixed(at).to_le_bytes()
+    }
+
     /// The image file.
     pub fn path(&self) -> &Path {
         &self.image.path
@@ -124,11 +129,10 @@ pub(crate) fn scratch() -> PathBuf {
     std::env::var_os("WHIMBREL_SCRATCH").unwrap_or_else(|| "/var/tmp".into()).into()
 }
 
-/// Word `at` of the disk, counted in 8 bytes from its start, is `mixed(at)`.
 fn write_stamped(path: &Path, blocks: u64) -> io::Result<()> {
     let mut file = BufWriter::with_capacity(1 << 20, File::create(path)?);
     for at in 0..blocks * 512 {
-        file.write_all(&mixed(at).to_le_bytes())?;
+        file.write_all(&Disk::word(at))?;
     }
     file.into_inner().map_err(|error| error.into_error())?.sync_all()
 }

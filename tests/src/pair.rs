@@ -82,6 +82,11 @@ impl PairSpec {
         self
     }
 
+    /// Starts another target that waits.
+    pub fn await_incoming(&self) -> Result<Vm, Error> {
+        self.target.await_incoming()
+    }
+
     fn both(self, change: impl Fn(VmSpec) -> VmSpec) -> Self {
         PairSpec { source: change(self.source), target: change(self.target) }
     }

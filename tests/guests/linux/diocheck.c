@@ -72,7 +72,7 @@ static void *read_for_ever(void *argument)
                         if (got != (ssize_t)chunk_bytes)
                                 give_up("pread of /dev/vda");
                         buffer->is_full = 1;
-                        verify(reader, buffer, "at once");
+                        verify(reader, buffer, "at-once");
                         atomic_fetch_add(&reader->reads, 1);
                 }
                 atomic_fetch_add(&reader->laps, 1);

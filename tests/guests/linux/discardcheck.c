@@ -32,7 +32,7 @@ static void fill(uint64_t block)
                 for (int at = 1; at < PAGE_WORDS; at++)
                         any |= words[at];
                 if (any)
-                        report_lost(&report, number, 0, any, "not zero");
+                        report_lost(&report, number, 0, any, "not-zero");
                 stamp_page(words, number, generations[block]);
                 report.writes++;
         }

@@ -82,7 +82,7 @@ static void get(uint64_t key, uint64_t generation)
         report.visits++;
         long length = read_length();
         if (length < 0) {
-                report_lost(&report, key, generation, 0, "no such key");
+                report_lost(&report, key, generation, 0, "no-such-key");
                 return;
         }
         if (length != VALUE_BYTES || fread(got, VALUE_BYTES + 2, 1, server) != 1)

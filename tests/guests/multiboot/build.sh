@@ -1,6 +1,7 @@
 #!/bin/sh
 # Builds the self-checking multiboot guest and prints where it is. Does nothing
-# when the sources did not change. Needs an x86-64 gcc and binutils.
+# when the sources did not change. Needs an x86-64 gcc and binutils, and ends with
+# 77 where they are not there.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -8,6 +9,11 @@ cache=${WHIMBREL_CACHE:-$("$here/../cache.sh")}
 out=$cache/multiboot-$(cat "$here/boot.S" "$here/guest.c" "$here/link.ld" "$here/build.sh" | sha256sum | cut -c1-16).elf
 
 if [ ! -e "$out" ]; then
+        for tool in "${CC:-gcc}" objcopy; do
+                command -v "$tool" >/dev/null && continue
+                echo "the bare-metal guest can't be built: no $tool (run \`make deps\`)" >&2
+                exit 77
+        done
         mkdir -p "$cache"
         work=$(mktemp -d "$cache/build.XXXXXX")
         trap 'rm -rf "$work"' EXIT
