@@ -329,9 +329,12 @@ impl Source {
         }
     }
 
-    /// Whether a stop would keep to the limit.
+    /// Whether a stop would keep to the limit. A limit below what every stop costs can't be kept; then it bounds
+    /// what more rounds can still make shorter, which is sending RAM.
     fn fits(&self, parts: Parts) -> bool {
-        parts.total() <= self.limits.downtime_max
+        let fixed = parts.devices + parts.round_trips;
+        let ram_max = self.limits.downtime_max.checked_sub(fixed).unwrap_or(self.limits.downtime_max);
+        parts.ram <= ram_max
     }
 
     /// Another round is worth its time while it makes a stop clearly shorter: while sending what is left is not
@@ -432,6 +435,15 @@ mod tests {
         assert_eq!(round(&mut source, &mut now, 100_000), Action::Publish, "1 s is left");
         assert_eq!(round(&mut source, &mut now, 10_000), Action::Publish, "100 ms, but it shrinks fast");
         assert_eq!(round(&mut source, &mut now, 9_500), Action::Stop, "95 ms and hardly less than before");
+    }
+
+    #[test]
+    fn a_limit_below_what_every_stop_costs_still_ends() {
+        let mut source = active(Limits { downtime_max: 5 * MS, ..Limits::default() }, 100_000);
+        source.forecast().learn_round_trip(100 * MS);
+        let mut now = MS;
+        assert_eq!(round(&mut source, &mut now, 10_000), Action::Publish, "100 ms of RAM can be made less");
+        assert_eq!(round(&mut source, &mut now, 400), Action::Stop, "4 ms of RAM, the rest is fixed");
     }
 
     #[test]

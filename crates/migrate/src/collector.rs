@@ -124,6 +124,11 @@ impl Collector {
         }
     }
 
+    /// Learns how long a message takes to the target and back, for the forecast.
+    pub fn learn_round_trip(&mut self, took: Duration) {
+        self.engine.forecast().learn_round_trip(took);
+    }
+
     /// Does the next thing, if it can be done at `now`, the time since the start.
     pub fn step(&mut self, now: Duration) -> Step {
         self.read_notes(now);
@@ -212,17 +217,14 @@ impl Collector {
     }
 
     fn greet(&mut self, now: Duration) -> Option<Event> {
-        let Some(greeted_at) = self.greeted_at else {
+        if self.greeted_at.is_none() {
             self.greeted_at = Some(now);
             self.heard.at = now;
             let hello = Message::Hello(self.parts.hello.clone());
             let failed = |error: Trouble| Event::Failed(Failure::Peer(told(&*error)));
             return self.post(&hello).err().map(failed);
-        };
-        self.heard.accepted.then(|| {
-            self.engine.forecast().learn_round_trip(now - greeted_at);
-            Event::Accepted
-        })
+        }
+        self.heard.accepted.then_some(Event::Accepted)
     }
 
     fn arm(&mut self, quiesced: bool) -> Result<Event, Trouble> {

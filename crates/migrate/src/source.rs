@@ -58,6 +58,7 @@ pub fn run(setup: Setup) -> (Outcome, Box<dyn SourceVm>) {
         Ok(dialled) => dialled,
         Err(error) => return (unreached(&*error), setup.vm),
     };
+    let round_trip = began.elapsed();
     let hello = setup.offer.hello(
         setup.session,
         setup.channels,
@@ -88,7 +89,7 @@ pub fn run(setup: Setup) -> (Outcome, Box<dyn SourceVm>) {
         reach: Arc::new(OnceLock::new()),
         streams: Mutex::new(Vec::new()),
     };
-    let collector = Collector::new(CollectorParts {
+    let mut collector = Collector::new(CollectorParts {
         vm: setup.vm,
         hello,
         limits: setup.limits,
@@ -102,6 +103,7 @@ pub fn run(setup: Setup) -> (Outcome, Box<dyn SourceVm>) {
         asker: asker(setup.address),
         status: setup.status.clone(),
     });
+    collector.learn_round_trip(round_trip);
     let costs = Costs::default();
     let ended = run_threads(collector, &shared, &line, &costs, setup.channels, began);
     let mut status = setup.status.lock().expect("no holder panics");
@@ -228,6 +230,7 @@ impl Shared {
     }
 }
 
+/// Connecting takes one round trip, which tells how long the others will take.
 fn dial(address: &Address) -> Result<(Control<Stream>, Stream), Trouble> {
     let mut stream = Stream::connect(address, CONNECT_MAX)?;
     stream.set_send_timeout(Some(SEND_MAX))?;
