@@ -81,10 +81,10 @@ impl Mapping {
         &self.file
     }
 
-    /// Our addresses of the region.
-    pub(crate) fn addresses(&self) -> Range<u64> {
+    /// Our addresses of pages of the region.
+    pub(crate) fn addresses(&self, pages: Range<u64>) -> Range<u64> {
         let base = self.at.as_ptr() as u64;
-        base..base + self.bytes as u64
+        base + pages.start * PAGE as u64..base + pages.end * PAGE as u64
     }
 
     /// Offsets in the file of pages of the region.
@@ -123,6 +123,10 @@ impl Mapping {
             }
             _ => {
                 self.populate(start..end)?;
+                // A fault may still map a huge page, with 511 neighbours.
+                let at = (base + start) as *mut libc::c_void;
+                // SAFETY: inside the mapping. Fails only where there are no huge pages at all.
+                unsafe { libc::madvise(at, (end - start) as usize, libc::MADV_NOHUGEPAGE) };
                 watch.register(base + start..base + end)
             }
         }

@@ -55,7 +55,7 @@ pub struct Stretch {
 pub fn room() -> Box<[Stretch]> {
     // Not zeroed: zeroed allocations are not resident, and a page that the kernel can't write its finds to costs
     // the dirty bits of that call.
-    vec![Stretch { start: 1, end: 1, categories: 1 }; STRETCHES].into()
+    vec![Stretch { start: 1, end: 1, categories: 1 }; STRETCHES_MAX].into()
 }
 
 /// The page map of a process. It stays with that process's memory, also when the pid is used again.
@@ -75,8 +75,10 @@ impl Pagemap {
         Ok(Self { file: File::open("/proc/self/pagemap")? })
     }
 
-    /// Calls `each` with every stretch of `range` that the query finds, ascending. Returns the number of calls it
-    /// took. A range that isn't mapped is no error: it finds nothing.
+    /// Calls `each` with every stretch of `range` that the query finds. Returns the number of calls it took. A range
+    /// that isn't mapped is no error: it finds nothing.
+    ///
+    /// Stretches come in ascending order. Of a query that protects, one may come again if it was written again.
     pub fn scan(
         &self,
         range: Range<u64>,
@@ -84,14 +86,21 @@ impl Pagemap {
         room: &mut [Stretch],
         mut each: impl FnMut(Stretch),
     ) -> io::Result<u64> {
-        let (mut from, mut calls) = (range.start, 0);
+        assert!((1..=STRETCHES_MAX).contains(&room.len()), "room for {} stretches", room.len());
+        let (mut from, mut told, mut calls) = (range.start, range.start, 0);
         while from < range.end {
             let mut arg = Arg::new(from..range.end, query);
             arg.vec = room.as_mut_ptr() as u64;
             arg.vec_len = room.len() as u64;
             let found = self.call(&mut arg)?;
             calls += 1;
-            room[..found].iter().copied().for_each(&mut each);
+            for &stretch in &room[..found] {
+                let start = if query.protect { stretch.start } else { stretch.start.max(told) };
+                if start < stretch.end {
+                    each(Stretch { start, ..stretch });
+                    told = stretch.end;
+                }
+            }
             if arg.walk_end <= from {
                 return Err(stuck(from));
             }
@@ -164,5 +173,6 @@ const WP_MATCHING: u64 = 1;
 /// Without it WP_MATCHING passes silently over memory that isn't registered.
 const CHECK_WPASYNC: u64 = 2;
 
-/// 192 KiB. A GiB with 1 % of its pages dirty at random has 2,600 stretches.
-const STRETCHES: usize = 8192;
+/// The kernel takes its locks anew for every 512 stretches. A call that it completes after that says that it ended
+/// where it took them last, and what follows would be looked at twice.
+const STRETCHES_MAX: usize = 512;
