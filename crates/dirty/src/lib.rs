@@ -40,6 +40,8 @@ pub enum DirtyError {
     Unmapped { block: String, host: u64 },
     #[error("RAM block {block} was mapped anew at {host:#x} in the VM's process: it was {was} and is {now}")]
     Remapped { block: String, host: u64, was: String, now: String },
+    #[error("RAM block {block} at {host:#x} is no longer watched: the VM's process mapped some of it anew")]
+    Unwatched { block: String, host: u64 },
     #[error("the file of RAM block {block} is mapped a second time, at {host:#x}: writes there are not seen")]
     Twice { block: String, host: u64 },
     #[error("cannot read the mappings of the VM's process {pid}")]

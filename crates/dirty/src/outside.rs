@@ -27,8 +27,22 @@ pub struct Options {
 pub struct Kvm {
     /// How many vCPUs share that work.
     pub vcpus: u32,
-    /// What one page costs: 1 to 2 us on bare metal, 23 us measured with shadow page tables in a nested VM.
+    /// What one page costs.
     pub refault: Duration,
+}
+
+impl Kvm {
+    /// Takes the cost of a page from what kind of page tables this host's KVM uses: it can't be measured from
+    /// outside without taking mappings away. 2 us is usual on bare metal; with shadow page tables, in a nested VM,
+    /// 23 us were measured.
+    pub fn on_this_host(vcpus: u32) -> Self {
+        let is_on =
+            |path: &str| std::fs::read_to_string(path).is_ok_and(|text| matches!(text.trim(), "Y" | "1"));
+        let two_dimensional = cfg!(not(target_arch = "x86_64"))
+            || is_on("/sys/module/kvm_intel/parameters/ept")
+            || is_on("/sys/module/kvm_amd/parameters/npt");
+        Self { vcpus, refault: Duration::from_micros(if two_dimensional { 2 } else { 23 }) }
+    }
 }
 
 /// What the tracker did and what it cost.
@@ -50,9 +64,9 @@ pub struct Stats {
     pub collect: Duration,
     /// Time in `reconcile`.
     pub reconcile: Duration,
-    /// Times that `reconcile` had something to do, since a file was punched or written through a descriptor.
-    pub reconciles: u64,
-    /// Pages found discarded by `reconcile`: holes now, and touched again since.
+    /// Regions that `reconcile` looked at, having no hint that nothing was discarded from them.
+    pub reconciled_regions: u64,
+    /// Sent pages that `reconcile` found taken out of their file: holes now, or touched again since.
     pub discarded_pages: u64,
     /// Whether discards of private memory are looked for by an additional scan.
     pub hole_scan: bool,
@@ -66,31 +80,34 @@ pub struct Outside {
     uffd: Uffd,
     ram: Arc<Process>,
     pagemap: Pagemap,
-    watched: Vec<Watched>,
+    watched: Arc<[Watched]>,
     maps: Maps,
-    hint: Hint,
     probes: Probes,
     kvm: Option<Kvm>,
     /// What one small clearing call takes, as seen so far.
     call_cost: Duration,
     /// Private pages that held data when watching began; see [`Outside::populated`].
     held: PageSets,
-    /// Private pages that hold data as far as was reported, if discards are looked for by an additional scan.
-    known: Option<PageSets>,
+    /// Pages that were there when they were last reported, where their going is not reported; see
+    /// [`Outside::find_discards`].
+    known: PageSets,
     room: Box<[Stretch]>,
     stats: Stats,
 }
 
 /// A region and how its memory behaves.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Watched {
     block: BlockId,
     first_page: u64,
     pages: u64,
     host: u64,
+    page_bytes: u64,
     /// Addresses to register and protect: the region in whole pages of its backing.
     addresses: Range<u64>,
     memory: Memory,
+    /// Tells when something may have been discarded from its file.
+    hint: Hint,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,18 +130,13 @@ impl Outside {
         let probes = Probes::run().map_err(|source| DirtyError::Probe { source })?;
         let maps = Maps::new(ram.pid(), ram.layout(), ram.regions())?;
         let pagemap = Pagemap::open(ram.pid()).map_err(|_| DirtyError::Gone { pid: ram.pid() })?;
-        let watched: Vec<Watched> = ram.regions().map(Watched::new).collect();
+        let watched = ram.regions().map(|region| Watched::new(region, &ram)).collect();
         let hole_scan = options.hole_scan || probes.needs_hole_scan();
         let tracker = Self {
-            hint: Hint::new(
-                ram.regions()
-                    .filter(|region| region.is_shared())
-                    .filter_map(|region| Some(ram.file(region)?.0)),
-            ),
             held: PageSets::new(ram.layout()),
-            known: hole_scan.then(|| PageSets::new(ram.layout())),
+            known: PageSets::new(ram.layout()),
             stats: Stats { hole_scan, probes: Some(probes), ..Stats::default() },
-            call_cost: Duration::ZERO,
+            call_cost: CALL_COST,
             kvm: options.kvm,
             room: pagemap::room(),
             uffd,
@@ -134,7 +146,7 @@ impl Outside {
             maps,
             probes,
         };
-        for region in &tracker.watched {
+        for region in tracker.watched.iter() {
             let addresses = region.addresses.clone();
             tracker
                 .uffd
@@ -155,7 +167,7 @@ impl Outside {
     /// finds all that was there.
     pub fn populated(&mut self, into: &mut PageSets) -> Result<(), DirtyError> {
         into.union(&self.held);
-        for region in &self.watched {
+        for region in self.watched.iter() {
             let block = region.block;
             self.ram.stored(block, region.run(), |run| into[block].insert(run))?;
         }
@@ -181,12 +193,13 @@ impl Outside {
     }
 
     fn arm_and_list(&mut self, region: &Watched, all: u64) -> io::Result<()> {
-        let held = &mut self.held[region.block];
+        let (held, known) = (&mut self.held[region.block], &mut self.known[region.block]);
         for chunk in region.chunks() {
             self.stats.calls +=
                 self.pagemap.scan(chunk, Query { all, ..CLEAR }, &mut self.room, |stretch| {
                     if holds_data(stretch.categories) {
                         held.insert(region.run_of(stretch));
+                        known.insert(region.run_of(stretch));
                     }
                 })?;
         }
@@ -206,7 +219,7 @@ impl Outside {
         }
         // Asked after the clear, so that what is written later is reported later.
         absent.into_iter().try_for_each(|run| self.settle_absent(region, run, into))?;
-        self.find_discards(region, into).map_err(|error| self.failed(SCAN, region, error))
+        self.find_discards(region, into)
     }
 
     /// First phase under KVM: finds what was written, which costs the guest nothing, and plans what to clear. A gap
@@ -241,16 +254,17 @@ impl Outside {
         let pages = (extent.end - extent.start) / PAGE as u64;
         let (mut stretches, sorted) = (0, self.probes.hole_is_written);
         let query = if sorted { CLEAR } else { CLEAR_UNSORTED };
+        let known = &mut self.known[region.block];
         self.stats.calls += self.pagemap.scan(extent, query, &mut self.room, |stretch| {
             stretches += 1;
             let run = region.run_of(stretch);
-            match region.memory {
-                Memory::Anonymous if !sorted || holds_data(stretch.categories) => {
-                    into.insert_data(region.block, run)
+            match region.memory.is(stretch.categories, sorted) {
+                Is::Data => {
+                    into.insert_data(region.block, run);
+                    known.insert(run);
                 }
-                Memory::Anonymous => into.insert_gone(region.block, run),
-                Memory::Shared | Memory::PrivateFile if !holds_data(stretch.categories) => absent.push(run),
-                _ => into.insert_data(region.block, run),
+                Is::Hole => into.insert_gone(region.block, run),
+                Is::Unmapped => absent.push(run),
             }
         })?;
         self.stats.stretches += stretches;
@@ -267,39 +281,82 @@ impl Outside {
         Ok(())
     }
 
-    /// The additional scan, for kernels that forget to report discards: what held data, is not there any more, and
-    /// was not reported.
-    fn find_discards(&mut self, region: &Watched, into: &mut Changes) -> io::Result<()> {
-        let Some(known) = &mut self.known else { return Ok(()) };
-        if region.memory != Memory::Anonymous {
-            return Ok(());
+    /// Looks for what the kernel does not report as written though it is not what it was.
+    fn find_discards(&mut self, region: &Watched, into: &mut Changes) -> Result<(), DirtyError> {
+        match region.memory {
+            Memory::Anonymous if self.stats.hole_scan => self.find_holes(region, into),
+            Memory::PrivateFile => self.find_uncopied(region, into),
+            Memory::Huge { shared: false } => self.find_unmapped(region, into),
+            Memory::Huge { shared: true } => self.find_unmarked(region, into),
+            Memory::Anonymous | Memory::Shared => Ok(()),
         }
-        let mut absent = PageSet::new(known[region.block].pages());
-        self.stats.calls +=
-            self.pagemap.scan(region.addresses.clone(), ABSENT, &mut self.room, |stretch| {
-                absent.insert(region.run_of(stretch));
-            })?;
-        absent.intersect(&known[region.block]);
+    }
+
+    /// Anonymous pages that are gone. Some kernels forget to report these.
+    fn find_holes(&mut self, region: &Watched, into: &mut Changes) -> Result<(), DirtyError> {
+        let mut absent = self.pages_that_are(region, ABSENT)?;
+        let known = &mut self.known[region.block];
+        absent.intersect(known);
+        known.subtract(&absent);
         absent.runs().for_each(|run| into.insert_gone(region.block, run));
-        known[region.block].subtract(&absent);
         Ok(())
     }
 
-    /// Pages of `sent`, or about to be sent, that are holes of their file now.
-    fn find_holes(&self, region: &Watched, sent: &PageSets, into: &mut Changes) -> Result<u64, DirtyError> {
-        let block = region.block;
-        let mut holes = PageSet::new(sent[block].pages());
-        holes.insert(region.run());
-        self.ram.stored(block, region.run(), |run| holes.remove(run))?;
-        let mut held = sent[block].clone();
-        held.union(&into.data[block]);
-        holes.intersect(&held);
-        holes.runs().for_each(|run| into.insert_gone(block, run));
-        Ok(holes.len())
+    /// Pages of a private mapping that were copies of its own and are not any more: discarded, so that they show the
+    /// file again, or swapped out. The mark of protection stays behind, so nothing reports them.
+    fn find_uncopied(&mut self, region: &Watched, into: &mut Changes) -> Result<(), DirtyError> {
+        let copies = self.pages_that_are(region, COPIED)?;
+        let of_file = self.pages_that_are(region, OF_FILE)?;
+        let mut lost = self.known[region.block].clone();
+        lost.subtract(&copies);
+        lost.runs().for_each(|run| into.insert_data(region.block, run));
+        // A page that is merely not there comes back when it is read, and is known until it shows the file.
+        self.known[region.block].subtract(&of_file);
+        Ok(())
     }
 
-    fn watched(&self) -> Vec<Watched> {
-        self.watched.clone()
+    /// Private huge pages that are not there any more. The mark of protection stays behind here too. One that was
+    /// touched again by now can't be told from what it was: private hugetlb must not be discarded from while it is
+    /// watched.
+    fn find_unmapped(&mut self, region: &Watched, into: &mut Changes) -> Result<(), DirtyError> {
+        let mut absent = self.pages_that_are(region, UNMAPPED)?;
+        absent.intersect(&self.known[region.block]);
+        absent.runs().for_each(|run| into.insert_data(region.block, run));
+        Ok(())
+    }
+
+    /// Shared huge pages that lost their mapping when they were written and not protected again: the kernel reports
+    /// no huge page that isn't mapped. Protecting them first leaves a mark, so that they are found once.
+    fn find_unmarked(&mut self, region: &Watched, into: &mut Changes) -> Result<(), DirtyError> {
+        for run in self.pages_that_are(region, ABSENT)?.runs() {
+            let start = region.host + (run.first - region.first_page) * PAGE as u64;
+            let end = (start + run.count * PAGE as u64).next_multiple_of(region.page_bytes);
+            self.uffd.protect(start..end).map_err(|error| self.failed(SCAN, region, error))?;
+            self.settle_absent(region, run, into)?;
+        }
+        Ok(())
+    }
+
+    fn pages_that_are(&mut self, region: &Watched, query: Query) -> Result<PageSet, DirtyError> {
+        let mut pages = PageSet::new(self.known[region.block].pages());
+        let found = self.pagemap.scan(region.addresses.clone(), query, &mut self.room, |stretch| {
+            pages.insert(region.run_of(stretch));
+        });
+        self.stats.calls += found.map_err(|error| self.failed(SCAN, region, error))?;
+        Ok(pages)
+    }
+
+    /// Pages of `sent`, or about to be sent, that were taken out of their file: holes now, or touched again.
+    fn find_dropped(&self, region: &Watched, sent: &PageSets, into: &mut Changes) -> Result<u64, DirtyError> {
+        let block = region.block;
+        let mut dropped = PageSet::new(sent[block].pages());
+        self.ram.dropped(block, region.run(), |run| dropped.insert(run))?;
+        let mut asked = sent[block].clone();
+        asked.union(&into.data[block]);
+        dropped.intersect(&asked);
+        dropped.runs().try_for_each(|run| self.settle_absent(region, run, into))?;
+        dropped.intersect(&sent[block]);
+        Ok(dropped.len())
     }
 
     /// What a failed call means. The mappings tell more than the error does.
@@ -310,24 +367,20 @@ impl Outside {
         if let Err(reason) = self.maps.check() {
             return reason;
         }
-        DirtyError::Kernel {
-            call,
-            block: self.ram.layout().block(region.block).name.clone(),
-            host: region.host,
-            bytes: region.pages * PAGE as u64,
-            source,
+        let (block, host) = (self.ram.layout().block(region.block).name.clone(), region.host);
+        if call == SCAN && source.raw_os_error() == Some(libc::EPERM) {
+            return DirtyError::Unwatched { block, host };
         }
+        DirtyError::Kernel { call, block, host, bytes: region.pages * PAGE as u64, source }
     }
 }
 
 impl Tracker for Outside {
     fn arm(&mut self) -> Result<(), DirtyError> {
         let started = Instant::now();
-        for region in self.watched() {
-            self.arm_region(&region).map_err(|error| self.failed("protecting", &region, error))?;
-        }
-        if let Some(known) = &mut self.known {
-            known.union(&self.held);
+        let watched = self.watched.clone();
+        for region in watched.iter() {
+            self.arm_region(region).map_err(|error| self.failed(SCAN, region, error))?;
         }
         self.stats.arm += started.elapsed();
         self.maps.check()
@@ -336,12 +389,9 @@ impl Tracker for Outside {
     fn collect(&mut self, into: &mut Changes) -> Result<(), DirtyError> {
         let started = Instant::now();
         let before = (into.data.len(), into.gone.len());
-        for region in self.watched() {
-            self.collect_region(&region, into)?;
-        }
-        if let Some(known) = &mut self.known {
-            known.union(&into.data);
-            known.subtract(&into.gone);
+        let watched = self.watched.clone();
+        for region in watched.iter() {
+            self.collect_region(region, into)?;
         }
         self.stats.rounds += 1;
         self.stats.data_pages += into.data.len().saturating_sub(before.0);
@@ -352,28 +402,19 @@ impl Tracker for Outside {
     }
 
     fn reconcile(&mut self, sent: &PageSets, into: &mut Changes) -> Result<(), DirtyError> {
-        if !self.hint.fired() {
-            return Ok(());
+        let (started, watched) = (Instant::now(), self.watched.clone());
+        // Each hint is asked before its region is looked at: what is discarded meanwhile is for the next time.
+        for region in watched.iter().filter(|region| region.is_shared() && region.hint.fired()) {
+            self.stats.reconciled_regions += 1;
+            self.stats.discarded_pages += self.find_dropped(region, sent, into)?;
         }
-        let started = Instant::now();
-        let mut found = 0;
-        for region in self.watched.iter().filter(|region| region.is_shared()) {
-            found += self.find_holes(region, sent, into)?;
-        }
-        let mut dropped = PageSets::new(self.ram.layout());
-        self.ram.dropped(sent, &mut dropped)?;
-        dropped.subtract(&into.gone);
-        found += dropped.len();
-        into.data.union(&dropped);
-        self.stats.reconciles += 1;
-        self.stats.discarded_pages += found;
         self.stats.reconcile += started.elapsed();
         Ok(())
     }
 }
 
 impl Watched {
-    fn new(region: &Region) -> Self {
+    fn new(region: &Region, ram: &Process) -> Self {
         let memory = match &region.backing {
             Backing::Anonymous => Memory::Anonymous,
             Backing::PrivateFile(file) => huge(file.store, false).unwrap_or(Memory::PrivateFile),
@@ -389,8 +430,13 @@ impl Watched {
             first_page: region.first_page,
             pages: region.pages,
             host: region.host,
+            page_bytes,
             addresses: region.host..end.next_multiple_of(page_bytes),
             memory,
+            hint: match (&region.backing, ram.file(region)) {
+                (Backing::Shared(file), Some((opened, _))) => Hint::new(opened, &file.name),
+                _ => Hint::none(),
+            },
         }
     }
 
@@ -412,6 +458,26 @@ impl Watched {
     fn chunks(&self) -> impl Iterator<Item = Range<u64>> + use<> {
         chunks(self.addresses.clone())
     }
+}
+
+impl Memory {
+    /// What a written page is. `sorted` says whether its categories tell.
+    fn is(self, categories: u64, sorted: bool) -> Is {
+        match self {
+            Self::Huge { .. } => Is::Data,
+            Self::Anonymous if !sorted || holds_data(categories) => Is::Data,
+            Self::Anonymous => Is::Hole,
+            Self::Shared | Self::PrivateFile if sorted && holds_data(categories) => Is::Data,
+            Self::Shared | Self::PrivateFile => Is::Unmapped,
+        }
+    }
+}
+
+enum Is {
+    Data,
+    Hole,
+    /// Only the file knows.
+    Unmapped,
 }
 
 fn huge(store: Store, shared: bool) -> Option<Memory> {
@@ -436,7 +502,7 @@ fn holds_data(categories: u64) -> bool {
     present || categories & category::SWAPPED != 0
 }
 
-const SCAN: &str = "PAGEMAP_SCAN";
+const SCAN: &str = "protecting by PAGEMAP_SCAN or UFFDIO_WRITEPROTECT";
 
 /// Finds what was written.
 const LOOK: Query =
@@ -451,7 +517,7 @@ const CLEAR: Query = Query {
     inverted: 0,
     all: category::WRITTEN,
     any: 0,
-    report: category::PRESENT | category::SWAPPED | category::ZERO,
+    report: category::PRESENT | category::SWAPPED | category::ZERO | category::FILE,
 };
 
 /// Neither mapped nor swapped out.
@@ -463,8 +529,26 @@ const ABSENT: Query = Query {
     report: category::PRESENT,
 };
 
+/// A private copy of a page of a file.
+const COPIED: Query = Query {
+    protect: false,
+    inverted: category::FILE,
+    all: category::PRESENT | category::FILE,
+    any: 0,
+    report: category::PRESENT,
+};
+
+/// A page of a file.
+const OF_FILE: Query = Query { inverted: 0, ..COPIED };
+
+/// Not mapped, whatever else.
+const UNMAPPED: Query = Query { inverted: category::PRESENT, all: category::PRESENT, ..ABSENT };
+
 /// vCPU faults in a range are retried while a call clears it, which takes 0.1 ms for this much.
 const CALL_BYTES: u64 = 128 << 20;
+
+/// What a small clearing call takes under KVM, until it was measured.
+const CALL_COST: Duration = Duration::from_micros(80);
 
 /// Up to here the time of a call is that of the call and not of its pages.
 const SMALL_CALL_PAGES: u64 = 16;
