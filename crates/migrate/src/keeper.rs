@@ -212,7 +212,10 @@ impl Keeper {
             TargetAction::Drop { quit } => self.drop_vm(quit).map(Some),
             TargetAction::End(_) => unreachable!("the end is not performed"),
         };
-        done.unwrap_or_else(|error| Some(TargetEvent::Failed(told(&*error))))
+        done.unwrap_or_else(|error| {
+            self.heard.fail(told(&*error)); // The source is told why.
+            self.heard.trouble.clone().map(TargetEvent::Failed)
+        })
     }
 
     fn receive(&mut self) -> Result<Option<TargetEvent>, Trouble> {
