@@ -138,10 +138,16 @@ impl Pair {
     /// Starts `whimbrel migrate`, with JSON as its result.
     #[track_caller]
     pub fn start_sender(&self, address: &str, arguments: &[&str]) -> Whimbrel {
+        self.start_sender_without("", address, arguments)
+    }
+
+    /// As [`Pair::start_sender`], with a rule switched off.
+    #[track_caller]
+    pub fn start_sender_without(&self, rule: &str, address: &str, arguments: &[&str]) -> Whimbrel {
         let socket = self.source.qmp_socket().display().to_string();
         let mut words = vec!["migrate", address, "--qmp", &socket, "--json", "--progress", "none"];
         words.extend(arguments);
-        Whimbrel::start(&words)
+        Whimbrel::start_without(rule, &words)
     }
 
     /// What the guest has printed, here and then there.

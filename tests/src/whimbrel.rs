@@ -38,6 +38,12 @@ impl Whimbrel {
     /// Starts it with these arguments.
     #[track_caller]
     pub fn start<S: AsRef<str>>(arguments: &[S]) -> Self {
+        Self::start_without("", arguments)
+    }
+
+    /// Starts it with a rule switched off, as `WHIMBREL_FAULT` names it: the test that guards the rule must fail.
+    #[track_caller]
+    pub fn start_without<S: AsRef<str>>(rule: &str, arguments: &[S]) -> Self {
         let arguments: Vec<String> = arguments.iter().map(|word| word.as_ref().to_owned()).collect();
         let directory = tempfile::Builder::new().prefix("whimbrel-run-").tempdir().expect("/tmp is writable");
         let file =
@@ -46,6 +52,7 @@ impl Whimbrel {
             .args(["--pdeathsig", "KILL", "--"])
             .arg(program())
             .args(&arguments)
+            .env("WHIMBREL_FAULT", rule)
             .stdin(Stdio::null())
             .stdout(file("stdout"))
             .stderr(file("stderr"))

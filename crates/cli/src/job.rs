@@ -86,7 +86,9 @@ pub fn cancel(args: &args::Job) -> Result<Exit, Stop> {
             println!("{}", if args.json { r#"{"cancelled":true}"# } else { "ended; see its own last words" })
         }
         false => {
-            return Err(Stop::failed("asked it to end, but it still runs; past commit it can't be cancelled"));
+            return Err(Stop::failed(
+                "asked it to end, but it still runs; past commit it can't be cancelled",
+            ));
         }
     }
     Ok(Exit::Done)

@@ -2,6 +2,7 @@
 
 mod args;
 mod check;
+mod faults;
 mod job;
 mod progress;
 mod quantity;

@@ -1,6 +1,7 @@
 //! `whimbrel migrate`: moves the VM of a running QEMU.
 
 use crate::args::Migrate;
+use crate::faults::{self, Rule};
 use crate::job::Job;
 use crate::progress::Display;
 use crate::report::{self, Summary};
@@ -64,7 +65,7 @@ pub fn run(args: Migrate) -> Result<Exit, Stop> {
             downtime_max: tuning.max_downtime,
             timeout: tuning.timeout,
             timeout_action: tuning.timeout_action,
-            direct_io: !direct_io.is_empty(),
+            direct_io: !direct_io.is_empty() && !faults::is_off(Rule::DirectIo),
         },
         kernel: Kernel::best(),
         inbox,

@@ -1,0 +1,63 @@
+//! Writers that page tables don't show: direct I/O in flight, and discards. Each rule has the test that it holds,
+//! and the test of the test: without the rule the digests of the two ends differ.
+
+use harness::{Aio, Backend, Cache, DEADLINE, Disk, Finished, Guest, Pair, PairSpec, or_skip};
+
+/// Reads of 1 MiB that stay under way in the host's kernel for seconds, over many scans.
+fn slow_direct_reads(aio: Aio) -> Result<PairSpec, harness::Error> {
+    let disk = Disk::stamped(64)?.cache(Cache::None).aio(aio).slow_device(8 << 20);
+    let guest = Guest::linux(&["diocheck"], "readers=8 buffers=4 chunk_kib=1024");
+    Ok(Pair::new(guest).backend(Backend::Memfd).disk(disk))
+}
+
+/// Slow enough that reads begin and end in many rounds.
+const MANY_ROUNDS: [&str; 4] = ["--bandwidth", "400Mbit", "--max-downtime", "100ms"];
+
+#[track_caller]
+fn migrate_without(rule: &str, pair: &Pair, arguments: &[&str]) -> Finished {
+    let (receiver, address) = pair.start_receiver(&[]);
+    let arguments = [&["--verify"], arguments].concat();
+    let sender = pair.start_sender_without(rule, &address, &arguments);
+    let ended = sender.wait(3 * DEADLINE);
+    receiver.wait(DEADLINE);
+    ended
+}
+
+#[test]
+fn direct_reads_in_flight_are_not_lost() {
+    for aio in [Aio::Threads, Aio::Native, Aio::IoUring] {
+        let pair = or_skip!(or_skip!(slow_direct_reads(aio)).boot());
+        let ended = migrate_without("", &pair, &MANY_ROUNDS);
+        ended.expect_code(0);
+        let stops = ended.json()["whimbrel"]["barriers"].as_u64().unwrap();
+        assert!(stops >= 2, "{stops} quiesced scans");
+        pair.wait_ok_after_migration();
+    }
+}
+
+#[test]
+fn direct_reads_in_flight_would_be_lost_without_the_rule() {
+    // Whether a read is under way at a scan is chance; three chances are enough.
+    let lost = (0..3).any(|_| {
+        let pair = slow_direct_reads(Aio::Threads).and_then(|spec| spec.boot());
+        let Ok(pair) = pair else { return true };
+        let ended = migrate_without("no-direct-io-rule", &pair, &MANY_ROUNDS);
+        ended.code == Some(1) && ended.stderr.contains("RAM differs") || ended.stderr.contains("RAM differs")
+    });
+    assert!(lost, "three migrations without the rule lost nothing: the test above proves nothing");
+}
+
+fn discards(backend: Backend) -> PairSpec {
+    let guest = Guest::linux(&["discardcheck"], "discard_mib=96");
+    Pair::new(guest).backend(backend).balloon().ram_mib(384)
+}
+
+#[test]
+fn discarded_memory_arrives_as_zero_and_sparse() {
+    for backend in [Backend::Default, Backend::Memfd, Backend::File] {
+        let pair = or_skip!(discards(backend).boot());
+        let ended = migrate_without("", &pair, &MANY_ROUNDS);
+        ended.expect_code(0);
+        pair.wait_ok_after_migration();
+    }
+}
