@@ -20,26 +20,12 @@ impl<'a> Extents<'a> {
         Self { file, range }
     }
 
-    /// Where the next stretch is looked for.
-    pub(crate) fn from(&self) -> u64 {
-        self.range.start
-    }
-
     fn after(&mut self) -> io::Result<Option<Range<u64>>> {
         let Range { start, end } = self.range;
-        if start >= end {
-            return Ok(None);
-        }
-        let data = match seek(self.file, start, libc::SEEK_DATA) {
-            Ok(at) => at,
-            Err(error) if error.raw_os_error() == Some(libc::ENXIO) => end,
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ESPIPE)) => start,
-            Err(error) => return Err(error),
-        };
-        if data >= end {
+        let Some(data) = next_data(self.file, start..end)? else {
             self.range.start = end;
             return Ok(None);
-        }
+        };
         let hole = match seek(self.file, data, libc::SEEK_HOLE) {
             Ok(at) => at,
             // Punched since we asked: then the next stretch is found from here.
@@ -47,11 +33,9 @@ impl<'a> Extents<'a> {
             Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ESPIPE)) => end,
             Err(error) => return Err(error),
         };
-        let page = PAGE as u64;
-        let first = data - data % page;
-        let last = hole.max(data + 1).next_multiple_of(page).min(end);
+        let last = hole.max(data + 1).next_multiple_of(PAGE as u64).min(end);
         self.range.start = last;
-        Ok(Some(first.max(start)..last))
+        Ok(Some(data..last))
     }
 }
 
@@ -60,6 +44,22 @@ impl Iterator for Extents<'_> {
 
     fn next(&mut self) -> Option<Self::Item> {
         self.after().transpose()
+    }
+}
+
+/// Where data begins in these bytes, on a page, if there is any. All of it is data where the file can't tell.
+pub(crate) fn next_data(file: &File, range: Range<u64>) -> io::Result<Option<u64>> {
+    if range.is_empty() {
+        return Ok(None);
+    }
+    match seek(file, range.start, libc::SEEK_DATA) {
+        Ok(data) if data < range.end => Ok(Some((data - data % PAGE as u64).max(range.start))),
+        Ok(_) => Ok(None),
+        Err(error) => match error.raw_os_error() {
+            Some(libc::ENXIO) => Ok(None),
+            Some(libc::EINVAL | libc::ESPIPE) => Ok(Some(range.start)),
+            _ => Err(error),
+        },
     }
 }
 

@@ -2,6 +2,7 @@
 //! that runs in another process. Knows nothing of why a page is wanted, and nothing of QEMU.
 
 mod block;
+mod cached;
 mod cursor;
 mod extent;
 mod foreign;

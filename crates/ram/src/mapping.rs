@@ -3,7 +3,8 @@
 
 #![expect(unsafe_code, reason = "maps files, and writes zeros through the mapping")]
 
-use crate::extent::Extents;
+use crate::cached::Cached;
+use crate::extent::{Extents, next_data};
 use crate::uffd::Uffd;
 use crate::{File, PAGE, Region, Store};
 use std::fs;
@@ -88,7 +89,7 @@ impl Mapping {
     }
 
     /// Offsets in the file of pages of the region.
-    fn offsets(&self, pages: Range<u64>) -> Range<u64> {
+    pub(crate) fn offsets(&self, pages: Range<u64>) -> Range<u64> {
         self.offset + pages.start * PAGE as u64..self.offset + pages.end * PAGE as u64
     }
 
@@ -135,14 +136,12 @@ impl Mapping {
     /// Maps what has data in these bytes of the region. Stops where the holes are so many that single faults cost
     /// less than asking for them.
     fn populate(&self, bytes: Range<u64>) -> io::Result<()> {
-        let range = self.offset + bytes.start..self.offset + bytes.end;
-        for data in Extents::new(&self.file, range).take(POPULATE_STRETCHES) {
-            let data = data?;
+        let pages = bytes.start / PAGE as u64..bytes.end.div_ceil(PAGE as u64);
+        for data in Cached::new(self, pages, true).take(POPULATE_STRETCHES) {
+            let data = self.addresses(data?);
+            let bytes = (data.end - data.start) as usize;
             // SAFETY: inside the mapping. Nothing is lost if it fails: a page is then mapped when it is read.
-            unsafe {
-                let at = self.at.as_ptr().add((data.start - self.offset) as usize);
-                libc::madvise(at.cast(), (data.end - data.start) as usize, libc::MADV_POPULATE_READ);
-            }
+            unsafe { libc::madvise(data.start as *mut libc::c_void, bytes, libc::MADV_POPULATE_READ) };
         }
         Ok(())
     }
@@ -157,6 +156,10 @@ impl Mapping {
 
     fn punch(&self, pages: Range<u64>) -> io::Result<()> {
         let Range { start, end } = self.offsets(pages);
+        // Ten times cheaper than punching what is a hole already.
+        if next_data(&self.file, start..end)?.is_none() {
+            return Ok(());
+        }
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         // SAFETY: a system call without pointers.
         let rc = unsafe { libc::fallocate(self.file.as_raw_fd(), mode, start as i64, (end - start) as i64) };

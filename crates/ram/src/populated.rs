@@ -1,10 +1,8 @@
 //! Which pages of a place hold data, told by the page table of the VM's process and by the file behind it. Reads
 //! no page that isn't there, so none is allocated by asking.
 
-#![expect(unsafe_code, reason = "mincore on our own mapping")]
-
+use crate::cached;
 use crate::extent::Extents;
-use crate::mapping::Mapping;
 use crate::pagemap::{Pagemap, Query, Stretch, category};
 use crate::process::Place;
 use crate::{PAGE, Run, Store};
@@ -42,70 +40,25 @@ impl Place {
         let Some((file, store)) = self.file() else { return Ok(()) };
         match (store, &self.mapping) {
             (Store::Hugetlb { page_bytes }, _) => self.huge(pagemap, file, page_bytes, run, room, &mut each),
-            (Store::Shmem, Some(mapping)) => self.extents_or_cache(file, mapping, run, &mut each),
-            _ => self.extents(file, run, u64::MAX, &mut each).map(|_| ()),
+            (Store::Shmem, Some(mapping)) => {
+                let first = self.region.first_page;
+                cached::each_data(mapping, run.first - first..run.end() - first, |pages| {
+                    each(Run { first: first + pages.start, count: pages.end - pages.start });
+                })
+            }
+            _ => self.extents(file, run, &mut each),
         }
     }
 
-    /// Data as the file system tells. Stops after `stretches_max`, and says which page comes next.
-    fn extents(
-        &self,
-        file: &fs::File,
-        run: Run,
-        stretches_max: u64,
-        each: &mut impl FnMut(Run),
-    ) -> io::Result<u64> {
+    /// Data as the file system tells.
+    fn extents(&self, file: &fs::File, run: Run, each: &mut impl FnMut(Run)) -> io::Result<()> {
         let offset = |page: u64| self.offset() + (page - self.region.first_page) * PAGE as u64;
-        let mut extents = Extents::new(file, offset(run.first)..offset(run.end()));
-        for _ in 0..stretches_max {
-            let Some(data) = extents.next() else { return Ok(run.end()) };
+        let page = |offset: u64| self.region.first_page + (offset - self.offset()) / PAGE as u64;
+        for data in Extents::new(file, offset(run.first)..offset(run.end())) {
             let data = data?;
-            let page = |offset: u64| self.region.first_page + (offset - self.offset()) / PAGE as u64;
             each(Run { first: page(data.start), count: (data.end - data.start) / PAGE as u64 });
         }
-        Ok(self.region.first_page + (extents.from() - self.offset()) / PAGE as u64)
-    }
-
-    /// Shared memory in many small pieces is told faster by the page cache than hole by hole. But the cache does
-    /// not know what is swapped out.
-    fn extents_or_cache(
-        &self,
-        file: &fs::File,
-        mapping: &Mapping,
-        run: Run,
-        each: &mut impl FnMut(Run),
-    ) -> io::Result<()> {
-        let mut first = run.first;
-        while first < run.end() {
-            let piece = Run { first, count: PIECE_PAGES.min(run.end() - first) };
-            first = self.extents(file, piece, PIECE_STRETCHES, each)?;
-            if first < piece.end() {
-                let rest = Run { first, count: piece.end() - first };
-                if swap_is_on()? || !self.cached(mapping, rest, each)? {
-                    self.extents(file, rest, u64::MAX, each)?;
-                }
-                first = piece.end();
-            }
-        }
         Ok(())
-    }
-
-    /// Data as our own mapping sees it in the page cache. False if swap was switched on meanwhile.
-    fn cached(&self, mapping: &Mapping, run: Run, each: &mut impl FnMut(Run)) -> io::Result<bool> {
-        let mut cached = vec![0u8; run.count as usize];
-        let at = mapping.page(run.first - self.region.first_page).as_ptr();
-        // SAFETY: `run` lies inside the mapping, and there is a byte for each of its pages.
-        let rc = unsafe { libc::mincore(at.cast(), run.count as usize * PAGE, cached.as_mut_ptr()) };
-        if rc < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        if swap_is_on()? {
-            return Ok(false);
-        }
-        for (page, _) in (run.first..).zip(&cached).filter(|(_, cached)| **cached & 1 == 1) {
-            each(Run { first: page, count: 1 });
-        }
-        Ok(true)
     }
 
     /// Huge pages: what the VM has mapped, and what it hasn't but the file has. hugetlbfs shows no holes, but
@@ -163,10 +116,6 @@ impl Place {
     }
 }
 
-fn swap_is_on() -> io::Result<bool> {
-    Ok(fs::read_to_string("/proc/swaps")?.lines().count() > 1)
-}
-
 /// Mapped but not the zero page, or swapped out: with ZERO flipped, one of PRESENT and SWAPPED and no ZERO.
 const RESIDENT: Query = Query {
     protect: false,
@@ -177,9 +126,3 @@ const RESIDENT: Query = Query {
 };
 
 const PRESENT: Query = Query { protect: false, inverted: 0, all: category::PRESENT, any: 0, report: 0 };
-
-/// Where one may change its mind about the way of asking: 64 MiB.
-const PIECE_PAGES: u64 = 16384;
-
-/// 20,000 stretches a GiB, above which the page cache is asked.
-const PIECE_STRETCHES: u64 = 1250;
