@@ -28,6 +28,8 @@ pub struct Agreement {
     pub format: Format,
     /// The answer to the source.
     pub accept: Accept,
+    /// The target's blocks under the names that the source has for them.
+    pub layout: Arc<Layout>,
     /// Where its channels wait for each other.
     pub gate: Arc<Gate>,
     /// Which pages hold data.
@@ -61,8 +63,8 @@ impl Desk {
         if agreed.is_some() {
             return Err("this target has a migration going already".into());
         }
-        let accept = self.offer.answer(hello)?;
-        let agreement = Agreement::new(hello, accept, &self.layout, ram).map_err(|error| told(&*error))?;
+        let (accept, layout) = self.offer.answer(hello)?;
+        let agreement = Agreement::new(hello, accept, layout, ram).map_err(|error| told(&*error))?;
         Ok(agreed.insert(Arc::new(agreement)).clone())
     }
 
@@ -105,13 +107,14 @@ impl Desk {
 }
 
 impl Agreement {
-    fn new(hello: &Hello, accept: Accept, layout: &Layout, ram: &dyn TargetRam) -> Result<Self, Trouble> {
+    fn new(hello: &Hello, accept: Accept, layout: Layout, ram: &dyn TargetRam) -> Result<Self, Trouble> {
         Ok(Self {
             session: hello.session,
             format: Format::new(hello.packet_bytes)?,
             accept,
             gate: Arc::new(Gate::new(hello.channels)),
-            landing: Arc::new(Landing::new(ram, PageSets::new(layout))?),
+            landing: Arc::new(Landing::new(ram, PageSets::new(&layout))?),
+            layout: Arc::new(layout),
             counters: Arc::new(Counters::default()),
             taken: Mutex::new(vec![false; hello.channels.into()]),
             settled: Mutex::new(None),

@@ -55,8 +55,9 @@ impl Offer {
         }
     }
 
-    /// The target's answer: whether the VM of `hello` can become this one. `Err` says why not and what to do.
-    pub fn answer(&self, hello: &Hello) -> Result<Accept, String> {
+    /// The target's answer, and its blocks under the source's names, if the VM of `hello` can become this one. `Err`
+    /// says why not and what to do.
+    pub fn answer(&self, hello: &Hello) -> Result<(Accept, Layout), String> {
         if !(hello.protocol_min..=hello.protocol_max).contains(&PROTOCOL) {
             return Err(format!(
                 "the source (whimbrel {}) speaks protocols {} to {}, the target (whimbrel {}) only {PROTOCOL}: \
@@ -74,13 +75,14 @@ impl Offer {
             return Err(format!("this target knows no multifd-compression {}", hello.method));
         }
         Format::new(hello.packet_bytes).map_err(|error| error.to_string())?;
-        hello.layout.fits(&self.layout).map_err(|error| error.to_string())?;
-        Ok(Accept {
+        let layout = self.layout.in_words_of(&hello.layout).map_err(|error| error.to_string())?;
+        let accept = Accept {
             protocol: PROTOCOL,
             version: env!("CARGO_PKG_VERSION").into(),
             qemu: self.qemu.clone(),
             session: hello.session,
-        })
+        };
+        Ok((accept, layout))
     }
 
     fn same(&self, what: &str, source: &str, target: &str) -> Result<(), String> {
@@ -118,7 +120,7 @@ mod tests {
 
     #[test]
     fn a_twin_is_accepted_for_the_session_that_was_offered() {
-        let accept = offer().answer(&hello()).unwrap();
+        let (accept, _) = offer().answer(&hello()).unwrap();
         assert_eq!((accept.protocol, accept.session), (PROTOCOL, Session([1; 16])));
     }
 

@@ -165,7 +165,7 @@ impl Keeping {
         KeeperParts {
             vm,
             ram: hall.ram.clone(),
-            layout: hall.desk.layout().clone(),
+            layout: agreement.layout.clone(),
             hello,
             accept: agreement.accept.clone(),
             gate: agreement.gate.clone(),
@@ -293,7 +293,7 @@ impl Hall<'_> {
     fn land_all(&self, agreement: &Agreement, stream: Stream, channel: u8) -> Result<(), Trouble> {
         let mut lander = Lander::new(
             stream,
-            self.desk.layout().clone(),
+            agreement.layout.clone(),
             agreement.format,
             agreement.landing.clone(),
             agreement.counters.clone(),

@@ -85,21 +85,33 @@ impl Layout {
         self.blocks.iter().map(Block::pages).sum()
     }
 
-    /// Checks that a VM with this layout can be moved into one with the `target` layout: the same names with
-    /// the same sizes, in any order. Fails naming the first block that differs.
-    pub fn fits(&self, target: &Layout) -> Result<(), LayoutError> {
-        for block in &self.blocks {
-            let name = block.name.clone();
-            let Some(there) = target.find(&block.name) else { return Err(LayoutError::Missing { name }) };
-            let target_bytes = target.block(there).used_bytes;
-            if target_bytes != block.used_bytes {
-                return Err(LayoutError::Size { name, source_bytes: block.used_bytes, target_bytes });
+    /// This target's layout in the words of the source: the same blocks, ids and backing, under the names that the
+    /// source has for them. They match by name, in any order. Main memory is named after its backend, so one block
+    /// of each end may be left over; if those two are of one size they are the same memory. Fails naming the first
+    /// block that differs.
+    pub fn in_words_of(&self, source: &Layout) -> Result<Layout, LayoutError> {
+        let left_of = |one: &Layout, other: &Layout| -> Vec<Block> {
+            one.blocks.iter().filter(|block| other.find(&block.name).is_none()).cloned().collect()
+        };
+        let (here, there) = (left_of(self, source), left_of(source, self));
+        let mut layout = self.clone();
+        match (here.as_slice(), there.as_slice()) {
+            ([], []) => {}
+            ([own], [theirs]) if own.used_bytes == theirs.used_bytes => {
+                let id = self.find(&own.name).expect("it was just listed");
+                layout.blocks[id.index()].name.clone_from(&theirs.name);
+            }
+            (_, [missing, ..]) => return Err(LayoutError::Missing { name: missing.name.clone() }),
+            ([extra, ..], []) => return Err(LayoutError::Extra { name: extra.name.clone() }),
+        }
+        for Block { name, used_bytes: source_bytes, .. } in source.blocks.iter().cloned() {
+            let here = layout.find(&name).expect("every name of the source was found");
+            let target_bytes = layout.block(here).used_bytes;
+            if target_bytes != source_bytes {
+                return Err(LayoutError::Size { name, source_bytes, target_bytes });
             }
         }
-        match target.blocks.iter().find(|there| self.find(&there.name).is_none()) {
-            Some(extra) => Err(LayoutError::Extra { name: extra.name.clone() }),
-            None => Ok(()),
-        }
+        Ok(layout)
     }
 }
 
@@ -196,19 +208,30 @@ mod tests {
     }
 
     #[test]
-    fn a_target_fits_in_any_order_of_blocks() {
+    fn blocks_match_by_name_in_any_order() {
         let source = layout(&[("ram", 8192), ("rom", 4096)]);
-        assert_eq!(source.fits(&layout(&[("rom", 4096), ("ram", 8192)])), Ok(()));
+        let target = layout(&[("rom", 4096), ("ram", 8192)]);
+        assert_eq!(target.in_words_of(&source), Ok(target));
+    }
+
+    #[test]
+    fn main_memory_may_be_named_after_another_backend() {
+        let source = layout(&[("pc.ram", 8192), ("rom", 4096)]);
+        let target = layout(&[("rom", 4096), ("memfd0", 8192)]);
+        let known = layout(&[("rom", 4096), ("pc.ram", 8192)]);
+        assert_eq!(target.in_words_of(&source), Ok(known));
     }
 
     #[test]
     fn a_target_that_differs_is_refused_by_the_name_of_the_block() {
         let source = layout(&[("ram", 8192), ("rom", 4096)]);
-        let missing = source.fits(&layout(&[("ram", 8192)]));
+        let missing = layout(&[("ram", 8192)]).in_words_of(&source);
         assert_eq!(missing, Err(LayoutError::Missing { name: "rom".into() }));
-        let extra = source.fits(&layout(&[("ram", 8192), ("rom", 4096), ("vga", 4096)]));
+        let extra = layout(&[("ram", 8192), ("rom", 4096), ("vga", 4096)]).in_words_of(&source);
         assert_eq!(extra, Err(LayoutError::Extra { name: "vga".into() }));
-        let size = source.fits(&layout(&[("ram", 4096), ("rom", 4096)]));
+        let size = layout(&[("ram", 4096), ("rom", 4096)]).in_words_of(&source);
         assert!(matches!(size, Err(LayoutError::Size { source_bytes: 8192, target_bytes: 4096, .. })));
+        let other = layout(&[("mem", 4096), ("rom", 4096)]).in_words_of(&source);
+        assert_eq!(other, Err(LayoutError::Missing { name: "ram".into() }));
     }
 }

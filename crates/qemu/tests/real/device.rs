@@ -13,7 +13,7 @@ const MACHINE: [&str; 8] = ["-M", "q35", "-m", "32", "-vga", "std", "-device", "
 
 /// Copies all RAM of a stopped VM into one that waits.
 fn copy_ram(source: (&Vm, &Layout, &[Region]), target: (&Vm, &Layout, &[Region])) {
-    source.1.fits(target.1).unwrap();
+    target.1.in_words_of(source.1).unwrap();
     let mut bytes = vec![0; 1 << 20];
     for region in source.2 {
         let name = &source.1.block(region.block).name;
