@@ -27,8 +27,11 @@ pub mod category {
 /// What to look for, and what to do with it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Query {
-    /// Protects every page found that is WRITTEN, and fails with EPERM where the memory isn't registered for it.
+    /// Protects every page found that is WRITTEN.
     pub protect: bool,
+    /// Fails with EPERM where the memory isn't registered with a userfaultfd for asynchronous protection. Without it
+    /// such memory is not protected, and nothing tells.
+    pub registered: bool,
     /// Categories that are flipped before `all` and `any` are tested.
     pub inverted: u64,
     /// Categories a page must have all of.
@@ -111,7 +114,7 @@ impl Pagemap {
 
     /// Protects every page of the range, holes too, and reports nothing.
     pub fn protect(&self, range: Range<u64>) -> io::Result<()> {
-        let mut arg = Arg::new(range.clone(), Query { protect: true, ..Query::default() });
+        let mut arg = Arg::new(range.clone(), Query { protect: true, registered: true, ..Query::default() });
         self.call(&mut arg)?;
         if arg.walk_end < range.end { Err(stuck(arg.walk_end)) } else { Ok(()) }
     }
@@ -150,7 +153,7 @@ impl Arg {
     fn new(range: Range<u64>, query: Query) -> Self {
         Self {
             size: size_of::<Self>() as u64,
-            flags: if query.protect { WP_MATCHING | CHECK_WPASYNC } else { 0 },
+            flags: u64::from(query.protect) * WP_MATCHING + u64::from(query.registered) * CHECK_WPASYNC,
             start: range.start,
             end: range.end,
             walk_end: 0,
@@ -169,8 +172,6 @@ impl Arg {
 const PAGEMAP_SCAN: libc::Ioctl = 0xc060_6610_u32 as libc::Ioctl;
 
 const WP_MATCHING: u64 = 1;
-
-/// Without it WP_MATCHING passes silently over memory that isn't registered.
 const CHECK_WPASYNC: u64 = 2;
 
 /// The kernel takes its locks anew for every 512 stretches. A call that it completes after that says that it ended

@@ -119,10 +119,12 @@ impl Place {
 /// Mapped but not the zero page, or swapped out: with ZERO flipped, one of PRESENT and SWAPPED and no ZERO.
 const RESIDENT: Query = Query {
     protect: false,
+    registered: false,
     inverted: category::ZERO,
     all: category::ZERO,
     any: category::PRESENT | category::SWAPPED,
     report: 0,
 };
 
-const PRESENT: Query = Query { protect: false, inverted: 0, all: category::PRESENT, any: 0, report: 0 };
+const PRESENT: Query =
+    Query { protect: false, registered: false, inverted: 0, all: category::PRESENT, any: 0, report: 0 };

@@ -367,5 +367,11 @@ fn unmapped(layout: &Layout, region: &Region, source: io::Error) -> RamError {
 }
 
 /// Not mapped, whatever else.
-const ABSENT: Query =
-    Query { protect: false, inverted: category::PRESENT, all: category::PRESENT, any: 0, report: 0 };
+const ABSENT: Query = Query {
+    protect: false,
+    registered: false,
+    inverted: category::PRESENT,
+    all: category::PRESENT,
+    any: 0,
+    report: 0,
+};
