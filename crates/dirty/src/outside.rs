@@ -136,7 +136,7 @@ impl Outside {
             held: PageSets::new(ram.layout()),
             known: PageSets::new(ram.layout()),
             stats: Stats { hole_scan, probes: Some(probes), ..Stats::default() },
-            call_cost: CALL_COST,
+            call_cost: if options.kvm.is_some() { KVM_CALL_COST } else { CALL_COST },
             kvm: options.kvm,
             room: pagemap::room(),
             uffd,
@@ -207,11 +207,7 @@ impl Outside {
     }
 
     fn collect_region(&mut self, region: &Watched, into: &mut Changes) -> Result<(), DirtyError> {
-        let extents = match self.kvm {
-            Some(kvm) => self.look(region, kvm, into),
-            None => Ok(region.chunks().collect()),
-        };
-        let extents = extents.map_err(|error| self.failed(SCAN, region, error))?;
+        let extents = self.look(region, into).map_err(|error| self.failed(SCAN, region, error))?;
         let mut absent = Vec::new();
         for extent in extents {
             self.clear(region, extent, into, &mut absent)
@@ -222,10 +218,10 @@ impl Outside {
         self.find_discards(region, into)
     }
 
-    /// First phase under KVM: finds what was written, which costs the guest nothing, and plans what to clear. A gap
-    /// is cleared along where that costs the guest less than one more call.
-    fn look(&mut self, region: &Watched, kvm: Kvm, into: &mut Changes) -> io::Result<Vec<Range<u64>>> {
-        let gap_bytes_max = self.gap_bytes_max(kvm);
+    /// Finds what was written, which is fast and costs the guest nothing, and plans what to clear. Under KVM every
+    /// range that is cleared is lost to the guest, pages that were not written too.
+    fn look(&mut self, region: &Watched, into: &mut Changes) -> io::Result<Vec<Range<u64>>> {
+        let gap_bytes_max = self.gap_bytes_max();
         let mut extents: Vec<Range<u64>> = Vec::new();
         self.stats.calls += self.pagemap.scan(region.addresses.clone(), LOOK, &mut self.room, |stretch| {
             into.insert_data(region.block, region.run_of(stretch));
@@ -237,9 +233,10 @@ impl Outside {
         Ok(extents.into_iter().flat_map(chunks).collect())
     }
 
-    fn gap_bytes_max(&self, kvm: Kvm) -> u64 {
-        let refault = kvm.refault.as_secs_f64() / f64::from(kvm.vcpus.max(1));
-        (self.call_cost.as_secs_f64() / refault.max(1e-9)) as u64 * PAGE as u64
+    /// A gap is cleared along where that costs less than one more call: to the guest under KVM, else to us.
+    fn gap_bytes_max(&self) -> u64 {
+        let page_cost = self.kvm.map_or(CLEAN_PAGE_COST, |kvm| kvm.refault / kvm.vcpus.max(1));
+        (self.call_cost.as_nanos() / page_cost.as_nanos().max(1)) as u64 * PAGE as u64
     }
 
     /// Clears a stretch of addresses and sorts what was written. `absent` gets pages of files that aren't mapped.
@@ -505,8 +502,14 @@ fn holds_data(categories: u64) -> bool {
 const SCAN: &str = "protecting by PAGEMAP_SCAN or UFFDIO_WRITEPROTECT";
 
 /// Finds what was written.
-const LOOK: Query =
-    Query { protect: false, inverted: 0, all: category::WRITTEN, any: 0, report: category::WRITTEN };
+const LOOK: Query = Query {
+    protect: false,
+    registered: true,
+    inverted: 0,
+    all: category::WRITTEN,
+    any: 0,
+    report: category::WRITTEN,
+};
 
 /// Clears what was written, by the loop of the kernel that also sees holes where the general one does not.
 const CLEAR_UNSORTED: Query = Query { protect: true, ..LOOK };
@@ -514,6 +517,7 @@ const CLEAR_UNSORTED: Query = Query { protect: true, ..LOOK };
 /// Clears what was written and tells in the same breath what is there.
 const CLEAR: Query = Query {
     protect: true,
+    registered: true,
     inverted: 0,
     all: category::WRITTEN,
     any: 0,
@@ -523,6 +527,7 @@ const CLEAR: Query = Query {
 /// Neither mapped nor swapped out.
 const ABSENT: Query = Query {
     protect: false,
+    registered: false,
     inverted: category::PRESENT | category::SWAPPED,
     all: category::PRESENT | category::SWAPPED,
     any: 0,
@@ -532,6 +537,7 @@ const ABSENT: Query = Query {
 /// A private copy of a page of a file.
 const COPIED: Query = Query {
     protect: false,
+    registered: false,
     inverted: category::FILE,
     all: category::PRESENT | category::FILE,
     any: 0,
@@ -547,8 +553,14 @@ const UNMAPPED: Query = Query { inverted: category::PRESENT, all: category::PRES
 /// vCPU faults in a range are retried while a call clears it, which takes 0.1 ms for this much.
 const CALL_BYTES: u64 = 128 << 20;
 
-/// What a small clearing call takes under KVM, until it was measured.
-const CALL_COST: Duration = Duration::from_micros(80);
+/// What a small clearing call takes, until it was measured.
+const CALL_COST: Duration = Duration::from_nanos(1500);
+
+/// The same under KVM, where the kernel also makes the vCPUs let go of the range.
+const KVM_CALL_COST: Duration = Duration::from_micros(80);
+
+/// What a clearing call takes for a page that was not written.
+const CLEAN_PAGE_COST: Duration = Duration::from_nanos(40);
 
 /// Up to here the time of a call is that of the call and not of its pages.
 const SMALL_CALL_PAGES: u64 = 16;

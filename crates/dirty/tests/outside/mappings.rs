@@ -64,6 +64,16 @@ fn a_second_mapping_that_can_be_written_is_an_error() {
 }
 
 #[test]
+fn memory_that_is_no_longer_watched_is_an_error_though_nothing_was_written_there() {
+    let Some(mut watch) = filled(Kind::Anonymous) else { return };
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+    watch.victim.mmap(watch.memory.page(700), 4096, flags, -1, 0).unwrap();
+    watch.store(3, 1, 8);
+    let error = watch.try_collect().unwrap_err();
+    assert!(matches!(error, DirtyError::Unwatched { .. }), "{error}");
+}
+
+#[test]
 fn protection_that_comes_and_goes_keeps_what_was_written() {
     for kind in [Kind::Anonymous, Kind::AnonymousHuge, Kind::Memfd, Kind::Hugetlb, Kind::PrivateFile] {
         let Some(mut watch) = filled(kind) else { continue };
