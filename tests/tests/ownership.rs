@@ -129,12 +129,12 @@ fn held_at_switchover() -> Result<(Pair, Whimbrel, Whimbrel), harness::Error> {
 fn a_source_whimbrel_killed_with_the_guest_stopped_leaves_it_running_within_a_second() {
     let (pair, sender, receiver) = or_skip!(held_at_switchover());
     sender.kill();
-    let began = Instant::now();
-    pair.assert_back_at_source();
-    // The guest's own heartbeats are waited for as well.
-    assert!(began.elapsed() < Duration::from_secs(10), "running again after {:?}", began.elapsed());
+    // A second is promised; a busy machine gets three.
+    let resumed = wait_until(Duration::from_secs(3), || pair.source.is_running().then_some(()));
+    assert!(resumed.is_some(), "the source is {}", pair.source.state());
     assert_ne!(receiver.wait(DEADLINE).code, Some(0));
     assert_eq!(pair.target.state(), "gone");
+    pair.assert_back_at_source();
 }
 
 #[test]
@@ -144,10 +144,10 @@ fn a_target_that_falls_silent_at_the_switchover_is_given_up_and_the_guest_runs_o
     let ended = sender.wait(DEADLINE);
     ended.expect_code(6);
     assert!(ended.stderr.contains("nothing heard from the target"), "{}", ended.stderr);
-    pair.assert_back_at_source();
+    assert!(pair.source.is_running(), "the source is {}", pair.source.state());
     receiver.signal(Signal::SIGCONT);
     assert_ne!(receiver.wait(DEADLINE).code, Some(0));
-    assert_ne!(pair.target.state(), "running");
+    pair.assert_back_at_source();
 }
 
 #[test]
