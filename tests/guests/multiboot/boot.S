@@ -6,7 +6,7 @@
 
         .set    MULTIBOOT_MAGIC, 0x1BADB002
         .set    MULTIBOOT_FLAGS, 3              /* aligned modules, memory map wanted */
-        .set    MAPPED_GIB, 64
+        .set    MAPPED_GIB, 16
         .set    KERNEL_CODE, 0x08
         .set    USER_DATA, 0x10 | 3
         .set    USER_CODE, 0x18 | 3

@@ -26,7 +26,7 @@ enum {
 };
 
 static const uint64_t MAGIC = 0x6c6572626d696857ull;     /* "Whimbrel" */
-static const uint64_t MAPPED = 64ull << 30;               /* by boot.S */
+static const uint64_t MAPPED = 16ull << 30;               /* by boot.S */
 static const uint64_t MIB = 1ull << 20;
 
 struct range {
