@@ -21,10 +21,12 @@ fn a_spoiled_page_of_any_workload_with_stamped_pages_is_seen() {
     for workload in ["memcheck", "discardcheck"] {
         let vm = or_skip!(VmSpec::new(Guest::linux(&[workload], "dirty=0")).boot());
         vm.wait_ok();
-        let is_stamped = |page: &[u8]| page.starts_with(b"Whimbrel");
-        let found = wait_until(DEADLINE, || find_pages(&vm, is_stamped).first().copied());
-        let gpa = found.expect("a stamped page lies somewhere in guest RAM");
-        vm.write_guest(gpa + 1000, &[0x5a; 8]);
+        vm.pause();
+        // All of them: some are of blocks that were given back.
+        for gpa in find_pages(&vm, |page| page.starts_with(b"Whimbrel")) {
+            vm.write_guest(gpa + 1000, &[0x5a; 8]);
+        }
+        vm.resume();
         assert!(vm.wait_line(&format!("LOST who={workload} ")).ends_with("kind=torn"));
     }
 }
@@ -34,7 +36,7 @@ fn find_pages(vm: &Vm, wanted: impl Fn(&[u8]) -> bool) -> Vec<u64> {
     const MIB: usize = 1 << 20;
     let mut chunk = vec![0; MIB];
     let mut found = Vec::new();
-    for start in (MIB..256 * MIB).step_by(MIB) {
+    for start in (MIB..768 * MIB).step_by(MIB) {
         vm.read_guest(start as u64, &mut chunk);
         let pages = chunk.chunks_exact(4096).enumerate().filter(|(_, page)| wanted(page));
         found.extend(pages.map(|(page, _)| (start + page * 4096) as u64));
@@ -69,7 +71,8 @@ fn a_buffer_that_changes_long_after_its_read_is_seen() {
     let guest = Guest::linux(&["diocheck"], "readers=1 buffers=512 chunk_kib=4");
     let vm = or_skip!(VmSpec::new(guest).disk(disk).boot());
     vm.wait_ok();
-    let first_words: HashSet<[u8; 8]> = (0..1024).map(|page| Disk::word(page * 512)).collect();
+    // Not of block 0, whose first word is 0.
+    let first_words: HashSet<[u8; 8]> = (1..1024).map(|page| Disk::word(page * 512)).collect();
     vm.pause();
     // All of them: the kernel's cache holds one too, from its look for partitions.
     for gpa in find_pages(&vm, |page| first_words.contains(&page[..8])) {
@@ -96,17 +99,16 @@ fn a_slowed_device_holds_direct_reads_back() {
 #[test]
 fn memory_that_the_guest_frees_leaves_the_host() {
     for backend in [Backend::Default, Backend::Memfd, Backend::File] {
-        let guest = Guest::linux(&["discardcheck"], "discard_mib=96");
+        let guest = Guest::linux(&["discardcheck"], "");
         let vm = or_skip!(VmSpec::new(guest).backend(backend).balloon().boot());
         vm.wait_ok();
         let mut most = 0;
         let shrank = wait_until(DEADLINE, || {
             let resident = vm.resident_bytes();
             most = resident.max(most);
-            // Discards come in 2 MiB, and some memory is filled meanwhile.
-            (resident + (16 << 20) < most).then_some(())
+            (resident + (24 << 20) < most).then_some(())
         });
-        assert!(shrank.is_some(), "{backend:?}: never less than 16 MiB below {most} bytes");
+        assert!(shrank.is_some(), "{backend:?}: never less than 24 MiB below {most} bytes");
         vm.wait_ok();
     }
 }

@@ -1,16 +1,22 @@
-/* Fills huge blocks of memory with stamped pages and gives them back, over and
- * over, so that a balloon with free page reporting lets the host discard them
- * (the guest's kernel reports a free block after two seconds). Some blocks hold
- * data at any time, some are discarded, and each changes from one to the other
- * every few seconds. Kept blocks must keep their data; fresh ones must be zero.
- * Option: discard_mib=N (default 64). */
+/* Fills huge blocks of memory with stamped pages and gives most of them back at
+ * once, over and over, so that a balloon with free page reporting lets the host
+ * discard them: the guest's kernel reports free blocks two seconds later. It
+ * prints "gave back" at that moment. (Blocks given back one by one would be
+ * handed out again before they are reported.) Kept blocks must keep their data;
+ * fresh ones must be zero. Option: discard_mib=N (default 64). */
 
 #define _GNU_SOURCE
 #include "check.h"
 
+#include <stdio.h>
 #include <sys/mman.h>
 
-enum { BLOCK = 2 * MIB, BLOCK_PAGES = BLOCK / PAGE, STEPS_PER_SECOND = 20, SECONDS_PER_ROUND = 5 };
+enum {
+        BLOCK = 2 * MIB,
+        BLOCK_PAGES = BLOCK / PAGE,
+        KEPT_OF = 4,                    /* one block of so many is kept, another one each round */
+        PASSES_EMPTY = 35,              /* a tenth of a second each: the kernel's two, and the host's work */
+};
 
 static struct report report = { .who = "discardcheck" };
 static uint64_t *memory;
@@ -50,41 +56,54 @@ static void verify(uint64_t block)
         }
 }
 
-static void give_back(uint64_t block)
+static void verify_all(uint64_t blocks)
 {
-        generations[block] = 0;
-        if (madvise(words_of(block, 0), BLOCK, MADV_DONTNEED))
-                give_up("madvise");
+        for (uint64_t block = 0; block < blocks; block++) {
+                if (generations[block])
+                        verify(block);
+                report_beat(&report);
+        }
+        report.lap++;
+}
+
+static void fill_all(uint64_t blocks)
+{
+        for (uint64_t block = 0; block < blocks; block++) {
+                if (!generations[block])
+                        fill(block);
+                report_beat(&report);
+        }
+}
+
+static void give_back_most(uint64_t blocks, uint64_t round)
+{
+        for (uint64_t block = 0; block < blocks; block++) {
+                if ((block + round) % KEPT_OF == 0)
+                        continue;
+                generations[block] = 0;
+                if (madvise(words_of(block, 0), BLOCK, MADV_DONTNEED))
+                        give_up("madvise");
+        }
+        printf("gave back round=%lu\n", round);
 }
 
 void discardcheck(void)
 {
         uint64_t blocks = option_number("discard_mib", 64) * MIB / BLOCK;
-        uint64_t random = 1, steps = 0;
-        const uint64_t steps_per_round = STEPS_PER_SECOND * SECONDS_PER_ROUND;
+        const struct timespec pause = { 0, 100000000 };
 
         blocks = blocks ? blocks : 1;
         memory = map_memory((blocks + 1) * BLOCK);
         memory = (uint64_t *)(((uintptr_t)memory + BLOCK - 1) & -(uintptr_t)BLOCK);
         generations = map_memory(blocks * sizeof *generations);
         madvise(memory, blocks * BLOCK, MADV_HUGEPAGE);
-        for (;;) {
-                uint64_t block = steps % blocks;
-                if (generations[block])
-                        verify(block);
-                /* Each block changes once in a round, on average. */
-                if (random_number(&random) % steps_per_round < blocks) {
-                        uint64_t other = random_number(&random) % blocks;
-                        if (generations[other]) {
-                                verify(other);
-                                give_back(other);
-                        } else {
-                                fill(other);
-                        }
+        for (uint64_t round = 0;; round++) {
+                fill_all(blocks);
+                verify_all(blocks);
+                give_back_most(blocks, round);
+                for (int pass = 0; pass < PASSES_EMPTY; pass++) {
+                        verify_all(blocks);
+                        nanosleep(&pause, 0);
                 }
-                if (++steps % blocks == 0)
-                        report.lap++;
-                report_beat(&report);
-                keep_pace(STEPS_PER_SECOND);
         }
 }
