@@ -38,13 +38,14 @@ pub(crate) struct Borrowed {
 pub(crate) fn borrow_userfaultfd(pid: i32) -> Result<Borrowed, AttachError> {
     let process = Process::open(pid).map_err(|source| AttachError::Gone { pid, source })?;
     refuse_traced(pid)?;
+    let deadline = Instant::now() + BORROW_LIMIT;
     let mut outcome = Err(AttachError::NoCall { pid });
     for thread in threads(pid)? {
         // A thread each: the kernel lets a tracee go when the thread that traces it ends, whatever it ran into.
         outcome = std::thread::scope(|scope| {
             scope.spawn(|| borrow_from(&process, thread)).join().expect("the injection does not panic")
         });
-        if !matches!(outcome, Err(AttachError::NoCall { .. })) {
+        if !matches!(outcome, Err(AttachError::NoCall { .. })) || Instant::now() >= deadline {
             break;
         }
     }
@@ -90,7 +91,7 @@ fn enter_a_call(tracee: &Tracee, pid: i32) -> Result<Entered, AttachError> {
     tracee.interrupt().map_err(failed)?;
     faults::point(3);
     loop {
-        let Some(stop) = tracee.wait(Some(deadline)).map_err(failed)? else {
+        let Some(stop) = tracee.wait_until(deadline).map_err(failed)? else {
             return Err(AttachError::NoCall { pid });
         };
         let since = Instant::now();
@@ -153,6 +154,7 @@ fn check_filters(pid: i32, tracee: &Tracee, at: &Registers) -> Result<(), Attach
 fn inject(process: &Process, tracee: Tracee, at: &Registers) -> Result<OwnedFd, AttachError> {
     let failed = |source| AttachError::Trace { pid: process.pid(), source };
     faults::point(5);
+    let policy = tracee.hurry();
     let mask = tracee.signal_mask().map_err(failed)?;
     // A signal handler must not run on registers of ours.
     tracee.set_signal_mask(u64::MAX).map_err(failed)?;
@@ -161,6 +163,7 @@ fn inject(process: &Process, tracee: Tracee, at: &Registers) -> Result<OwnedFd, 
     faults::point(11);
     let restored = at.back_to_repeat().write(&tracee);
     let unmasked = tracee.set_signal_mask(mask);
+    policy.inspect(|&policy| tracee.calm(policy));
     faults::point(12);
     let detached = tracee.detach();
     let fd = made?;
@@ -209,16 +212,16 @@ fn run_to(tracee: &Tracee, pid: i32, wanted: fn(&Moment) -> bool) -> Result<Mome
     let mut signal = 0;
     loop {
         tracee.resume(signal).map_err(failed)?;
-        signal = match tracee.wait(None).map_err(failed)? {
-            None | Some(Stop::Ended) => return Err(AttachError::ended(pid)),
-            Some(Stop::Call) => match tracee.moment().map_err(failed)? {
+        signal = match tracee.wait().map_err(failed)? {
+            Stop::Ended => return Err(AttachError::ended(pid)),
+            Stop::Call => match tracee.moment().map_err(failed)? {
                 moment if wanted(&moment) => return Ok(moment),
                 _ => 0,
             },
             // It can't be blocked and has no handler: the whole process stops, and stays so when we let go.
-            Some(Stop::Signal(libc::SIGSTOP)) => libc::SIGSTOP,
+            Stop::Signal(libc::SIGSTOP) => libc::SIGSTOP,
             // Every other signal is blocked, so the kernel raised it for what we did. It is not the thread's.
-            Some(Stop::Signal(_) | Stop::Other) => 0,
+            Stop::Signal(_) | Stop::Other => 0,
         };
     }
 }
@@ -295,8 +298,11 @@ impl AttachError {
 const USERFAULTFD_FLAGS: u64 = libc::O_CLOEXEC as u64 | libc::O_NONBLOCK as u64 | UFFD_USER_MODE_ONLY;
 const UFFD_USER_MODE_ONLY: u64 = 1;
 
-/// QEMU's main loop makes thousands of system calls a second; a thread that makes none for this long is not asked.
-const CALL_LIMIT: Duration = Duration::from_millis(300);
+/// QEMU's main loop makes thousands of system calls a second, but may wait for a processor on a crowded host.
+const CALL_LIMIT: Duration = Duration::from_secs(1);
+
+/// A process of which none of several threads makes a call is not one that can be moved.
+const BORROW_LIMIT: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests;

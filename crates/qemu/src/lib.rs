@@ -3,6 +3,7 @@
 
 mod attach;
 mod blocks;
+pub mod check;
 pub mod device;
 mod faults;
 pub mod guard;
@@ -32,4 +33,12 @@ pub enum Error {
     Stream(#[from] device::StreamError),
     #[error(transparent)]
     Guard(#[from] guard::GuardError),
+}
+
+/// An error with what it was caused by, in one line.
+fn with_cause(error: &dyn std::error::Error) -> String {
+    match error.source() {
+        Some(cause) => format!("{error}: {}", with_cause(cause)),
+        None => error.to_string(),
+    }
 }

@@ -163,12 +163,29 @@ impl Vm {
         }
     }
 
-    /// The block nodes that bypass the page cache, so that a disk writes guest RAM behind the page tables.
+    /// What lets a disk write guest RAM behind the page tables: the block nodes that bypass the page cache, and the
+    /// SCSI devices that hand guest RAM to the host's disk as it is.
     pub fn direct_io_nodes(&mut self) -> Result<Vec<String>, VmError> {
         let nodes = self.qmp.execute("query-named-block-nodes", json!({ "flat": true }))?;
         let nodes = nodes.as_array().map(Vec::as_slice).unwrap_or_default();
         let direct = nodes.iter().filter(|node| node["cache"]["direct"] == json!(true));
-        Ok(direct.filter_map(|node| Some(node["node-name"].as_str()?.to_owned())).collect())
+        let mut names: Vec<String> =
+            direct.filter_map(|node| Some(node["node-name"].as_str()?.to_owned())).collect();
+        for folder in ["/machine/peripheral", "/machine/peripheral-anon"] {
+            let scsi = self.children(folder)?.into_iter().filter(|(_, kind)| kind == "scsi-block");
+            names.extend(scsi.map(|(name, _)| name));
+        }
+        Ok(names)
+    }
+
+    /// The objects of a folder of QEMU's object tree, by name and type.
+    pub(crate) fn children(&mut self, folder: &str) -> Result<Vec<(String, String)>, VmError> {
+        let listed = self.qmp.execute("qom-list", json!({ "path": folder }))?;
+        let child = |entry: &Value| {
+            let kind = entry["type"].as_str()?.strip_prefix("child<")?.strip_suffix('>')?;
+            Some((entry["name"].as_str()?.to_owned(), kind.to_owned()))
+        };
+        Ok(listed.as_array().into_iter().flatten().filter_map(child).collect())
     }
 
     fn text(&mut self, command: &'static str, arguments: Value) -> Result<String, VmError> {

@@ -65,32 +65,60 @@ impl Tracee {
         self.request(libc::PTRACE_SYSCALL, 0, signal as usize).map(drop)
     }
 
+    /// Runs it, and us, before everything else on this host, so that a busy host does not keep it standing. Returns
+    /// what [`Tracee::calm`] is to set again; none if we have no right to this, or it is hurried already.
+    pub fn hurry(&self) -> Option<i32> {
+        let first = libc::sched_param { sched_priority: 1 };
+        // SAFETY: takes numbers and reads `first`.
+        unsafe {
+            libc::sched_setscheduler(0, libc::SCHED_FIFO, &first);
+            // The policy with the flag that children do not inherit it.
+            let policy = libc::sched_getscheduler(self.thread);
+            let usual = matches!(policy & !libc::SCHED_RESET_ON_FORK, libc::SCHED_OTHER | libc::SCHED_BATCH);
+            let done = usual && libc::sched_setscheduler(self.thread, libc::SCHED_FIFO, &first) == 0;
+            done.then_some(policy)
+        }
+    }
+
+    /// Sets its scheduling policy again. The kernel has kept its nice value.
+    pub fn calm(&self, policy: i32) {
+        let none = libc::sched_param { sched_priority: 0 };
+        // SAFETY: takes numbers and reads `none`. To step down takes no right.
+        unsafe { libc::sched_setscheduler(self.thread, policy, &none) };
+    }
+
     /// Lets it go. A group stop that it was held out of takes it now.
     pub fn detach(self) -> io::Result<()> {
         self.request(libc::PTRACE_DETACH, 0, 0).map(drop)
     }
 
-    /// Waits for it to stop; none if it has not by `deadline`. Looks often at first: each look delays the guest.
-    pub fn wait(&self, deadline: Option<Instant>) -> io::Result<Option<Stop>> {
-        let start = Instant::now();
+    /// Waits for it to stop; none if it has not by `deadline`.
+    pub fn wait_until(&self, deadline: Instant) -> io::Result<Option<Stop>> {
+        loop {
+            let stop = self.look(libc::WNOHANG)?;
+            if stop.is_some() || Instant::now() >= deadline {
+                return Ok(stop);
+            }
+            std::thread::sleep(LOOK_PAUSE);
+        }
+    }
+
+    /// Waits for it to stop, which must be sure to happen. Leaves the processor to it.
+    pub fn wait(&self) -> io::Result<Stop> {
+        Ok(self.look(0)?.expect("a wait without WNOHANG ends with a stop"))
+    }
+
+    fn look(&self, flags: i32) -> io::Result<Option<Stop>> {
         loop {
             let mut status = 0;
             // SAFETY: `status` is a place for one int.
-            let found = unsafe { libc::waitpid(self.thread, &mut status, libc::__WALL | libc::WNOHANG) };
-            match found {
-                0 => {}
+            match unsafe { libc::waitpid(self.thread, &mut status, libc::__WALL | flags) } {
+                0 => return Ok(None),
                 -1 => match io::Error::last_os_error() {
                     error if error.raw_os_error() == Some(libc::EINTR) => {}
                     error => return Err(error),
                 },
                 _ => return Ok(Some(stop(status))),
-            }
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                return Ok(None);
-            }
-            match start.elapsed() < SPIN {
-                true => std::thread::yield_now(),
-                false => std::thread::sleep(Duration::from_micros(50)),
             }
         }
     }
@@ -178,8 +206,8 @@ fn stop(status: i32) -> Stop {
     }
 }
 
-/// Longer than the whole injection takes, short enough to burn no time on a thread that is busy elsewhere.
-const SPIN: Duration = Duration::from_millis(2);
+/// A thread that has stopped stands still until we look; one that has not wants the processor that looking takes.
+const LOOK_PAUSE: Duration = Duration::from_micros(20);
 
 #[cfg(test)]
 mod tests {

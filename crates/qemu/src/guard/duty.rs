@@ -7,6 +7,7 @@ use crate::attach;
 use crate::device;
 use crate::process::Process;
 use crate::qmp::{Qmp, QmpError};
+use crate::with_cause;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigHandler, Signal, signal};
@@ -45,6 +46,8 @@ pub fn main() -> ExitCode {
 /// Leaves whimbrel's session, and what it may have inherited, behind.
 fn detach_from_parent() -> std::io::Result<Link> {
     nix::unistd::setsid()?;
+    // SAFETY: the name is a C string. Else `ps` would show the name of the link that we were started by, `exe`.
+    unsafe { libc::prctl(libc::PR_SET_NAME, c"whimbrel-guard".as_ptr()) };
     for ignored in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT, Signal::SIGPIPE] {
         // SAFETY: ignoring a signal runs no handler.
         unsafe { signal(ignored, SigHandler::SigIgn)? };
@@ -176,19 +179,12 @@ fn run_on(path: &Path) -> Result<bool, QmpError> {
     Ok(stopped)
 }
 
-/// An error with what it was caused by, in one line.
-fn with_cause(error: &dyn std::error::Error) -> String {
-    match error.source() {
-        Some(cause) => format!("{error}: {}", with_cause(cause)),
-        None => error.to_string(),
-    }
-}
-
 /// A commit goes into an empty socket buffer, so it is written at once or the connection is dead.
 const COMMIT_LIMIT: Duration = Duration::from_secs(2);
 
-/// How long a monitor that accepted may take to greet: QEMU does it as soon as its main loop turns.
-const CONNECT_LIMIT: Duration = Duration::from_millis(500);
+/// How long to wait for a greeting. It comes when QEMU has seen whimbrel's connection end, or another client's; to
+/// give up sooner would only put a dead connection before the next one.
+const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 
 /// Often enough that the VM runs on within 1 s.
 const RETRY: Duration = Duration::from_millis(10);

@@ -44,12 +44,11 @@ impl Qemu {
             Err(error) => panic!("{}: {error}", program()),
         };
         let mut qemu = Self { child, dir };
-        wait_for("the QMP socket", || {
-            assert_eq!(qemu.child.try_wait().unwrap(), None, "QEMU ended at once");
-            qemu.qmp().exists().then_some(())
-        });
         // It greets when all its objects are made.
-        qemu.connect();
+        wait_for("QEMU to start", || {
+            assert_eq!(qemu.child.try_wait().unwrap(), None, "QEMU ended at once");
+            Vm::connect(&qemu.qmp()).ok()
+        });
         Some(qemu)
     }
 
@@ -145,6 +144,15 @@ impl Puppet {
         Self { child, steps, answers }
     }
 
+    /// Its guard.
+    pub fn guard(&self) -> Guard {
+        let own = format!("PPid:\t{}\n", self.child.id());
+        let entries = std::fs::read_dir("/proc").unwrap().flatten();
+        let mut pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let status = |pid: &i32| std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        Guard { pid: pids.find(|pid| status(pid).contains(&own)).expect("a guard was started") }
+    }
+
     /// Does a step and returns what it found, or nothing if it was killed meanwhile. Fails if the step fails.
     pub fn step(&mut self, step: &str) -> Option<String> {
         writeln!(self.steps, "{step}").unwrap();
@@ -155,6 +163,14 @@ impl Puppet {
         }
         let found = answer.trim().strip_prefix("ok");
         Some(found.unwrap_or_else(|| panic!("{step}: {answer}")).trim().to_owned())
+    }
+
+    /// Does a step that must fail, and returns why it did.
+    pub fn refused(&mut self, step: &str) -> String {
+        writeln!(self.steps, "{step}").unwrap();
+        let mut answer = String::new();
+        self.answers.read_line(&mut answer).unwrap();
+        answer.trim().strip_prefix("failed ").unwrap_or_else(|| panic!("{step}: {answer}")).to_owned()
     }
 
     /// Does all of these; none may fail or be cut short.
@@ -171,6 +187,19 @@ impl Puppet {
 
     pub fn wait(&mut self) {
         self.child.wait().unwrap();
+    }
+}
+
+/// A guard process, which is a grandchild of ours.
+pub struct Guard {
+    pid: i32,
+}
+
+impl Guard {
+    pub fn has_ended(&self) -> bool {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
+        // Its number may be another's by now, and whoever inherited it may be slow to bury it.
+        !status.starts_with("Name:\twhimbrel-guard\n") || status.contains("State:\tZ")
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod bed;
 mod blocks;
+mod check;
 mod device;
 mod guard;
 mod qmp;
