@@ -146,6 +146,25 @@ mod tests {
         assert_eq!(stream, wanted);
     }
 
+    /// The device state of `-machine none`, saved by QEMU 10.0.2.
+    const RECORDED: &[u8] = include_bytes!("../tests/recorded/none-10.0.2.state");
+
+    #[test]
+    fn what_a_real_qemu_saved_differs_in_eight_bytes() {
+        let stream = compose(RECORDED, "none", None).unwrap();
+        let body = &stream[8 + 1 + 4 + 4..][..RECORDED.len() - 8];
+        let changed: Vec<usize> = (0..body.len()).filter(|&at| body[at] != RECORDED[8 + at]).collect();
+        assert_eq!(&body[changed[0]..][..8], b"\x07paused\x00");
+        assert!(changed.iter().all(|at| (changed[0]..changed[0] + 8).contains(at)), "{changed:?}");
+    }
+
+    #[test]
+    fn a_recorded_state_cut_anywhere_is_refused() {
+        for bytes in 0..RECORDED.len() {
+            assert!(compose(&RECORDED[..bytes], "none", None).is_err(), "{bytes} bytes");
+        }
+    }
+
     #[test]
     fn an_arm_stream_says_its_page_bits() {
         let stream = compose(&saved(&[run_state(0, "running")]), "virt-10.0", Some(12)).unwrap();

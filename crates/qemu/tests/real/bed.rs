@@ -155,7 +155,7 @@ impl Puppet {
 
     /// Does a step and returns what it found, or nothing if it was killed meanwhile. Fails if the step fails.
     pub fn step(&mut self, step: &str) -> Option<String> {
-        writeln!(self.steps, "{step}").unwrap();
+        self.begin(step);
         let mut answer = String::new();
         self.answers.read_line(&mut answer).unwrap();
         if answer.is_empty() {
@@ -167,10 +167,15 @@ impl Puppet {
 
     /// Does a step that must fail, and returns why it did.
     pub fn refused(&mut self, step: &str) -> String {
-        writeln!(self.steps, "{step}").unwrap();
+        self.begin(step);
         let mut answer = String::new();
         self.answers.read_line(&mut answer).unwrap();
         answer.trim().strip_prefix("failed ").unwrap_or_else(|| panic!("{step}: {answer}")).to_owned()
+    }
+
+    /// Begins a step without waiting for its end.
+    pub fn begin(&mut self, step: &str) {
+        writeln!(self.steps, "{step}").unwrap();
     }
 
     /// Does all of these; none may fail or be cut short.

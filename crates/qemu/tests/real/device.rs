@@ -28,15 +28,28 @@ fn copy_ram(source: (&Vm, &Layout, &[Region]), target: (&Vm, &Layout, &[Region])
     }
 }
 
-fn start_pair(target_options: &[&str]) -> Option<(Qemu, Qemu)> {
-    let options = [&MACHINE[..], &["-incoming", "defer"], target_options].concat();
-    Some((Qemu::start(&MACHINE)?, Qemu::start(&options)?))
+fn start_pair(options: &[&str], target_options: &[&str]) -> Option<(Qemu, Qemu)> {
+    let source = [&MACHINE[..], options].concat();
+    let target = [&source[..], &["-incoming", "defer"], target_options].concat();
+    Some((Qemu::start(&source)?, Qemu::start(&target)?))
 }
 
 #[test]
 fn a_guest_runs_on_in_a_second_qemu() {
+    hand_over(&[]);
+}
+
+#[test]
+fn a_guest_runs_on_in_a_second_qemu_under_kvm() {
+    if std::fs::File::options().read(true).write(true).open("/dev/kvm").is_err() {
+        return println!("SKIPPED {}: no /dev/kvm", module_path!());
+    }
+    hand_over(&["-accel", "kvm"]);
+}
+
+fn hand_over(options: &[&str]) {
     for target_options in [&[][..], &["-S"]] {
-        let Some((source_qemu, target_qemu)) = start_pair(target_options) else {
+        let Some((source_qemu, target_qemu)) = start_pair(options, target_options) else {
             return println!("SKIPPED {}: no QEMU", module_path!());
         };
         let (mut source, mut target) = (source_qemu.connect(), target_qemu.connect());
@@ -81,7 +94,7 @@ fn a_source_that_saved_runs_on_as_if_nothing_had_happened() {
 
 #[test]
 fn a_state_of_another_machine_is_refused_and_the_source_runs_on() {
-    let Some((source_qemu, target_qemu)) = start_pair(&[]) else {
+    let Some((source_qemu, target_qemu)) = start_pair(&[], &[]) else {
         return println!("SKIPPED {}: no QEMU", module_path!());
     };
     let (mut source, mut target) = (source_qemu.connect(), target_qemu.connect());
@@ -95,7 +108,7 @@ fn a_state_of_another_machine_is_refused_and_the_source_runs_on() {
 
 #[test]
 fn a_stream_that_breaks_off_is_an_error_not_a_hang() {
-    let Some((source_qemu, target_qemu)) = start_pair(&[]) else {
+    let Some((source_qemu, target_qemu)) = start_pair(&[], &[]) else {
         return println!("SKIPPED {}: no QEMU", module_path!());
     };
     let (mut source, mut target) = (source_qemu.connect(), target_qemu.connect());

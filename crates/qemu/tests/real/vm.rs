@@ -1,6 +1,6 @@
 //! What is asked of a running QEMU.
 
-use crate::bed::qemu_or_skip;
+use crate::bed::{Puppet, qemu_or_skip, wait_for_ticks};
 use std::time::Duration;
 use whimbrel_qemu::{Accelerator, Vm};
 
@@ -30,6 +30,43 @@ fn a_vm_is_stopped_and_runs_on() {
     assert_eq!(vm.run_state().unwrap().name, "paused");
     vm.cont().unwrap();
     assert!(vm.run_state().unwrap().running);
+}
+
+/// A disk that takes this long for a request, and one request to it.
+const SLOW: Duration = Duration::from_secs(2);
+
+fn keep_disk_busy(vm: &mut Vm) {
+    let sent =
+        vm.qmp().human("qemu-io -d /machine/peripheral/disk/virtio-backend \"aio_read 0 512\"").unwrap();
+    assert!(!sent.contains("rror"), "{sent}");
+}
+
+#[test]
+fn a_stop_that_waits_for_a_slow_disk_is_given_up_in_time_and_taken_back() {
+    let node = format!("driver=null-aio,node-name=slow,size=1048576,latency-ns={}", SLOW.as_nanos());
+    let qemu = qemu_or_skip!("-blockdev", node, "-device", "virtio-blk-pci,drive=slow,id=disk");
+    let mut vm = qemu.connect();
+    keep_disk_busy(&mut vm);
+    let late = vm.stop(Duration::from_millis(200)).unwrap_err();
+    assert!(late.to_string().contains("did not answer stop in 200ms"), "{late}");
+    vm.cont().unwrap();
+    assert!(vm.run_state().unwrap().running);
+}
+
+#[test]
+fn whimbrel_killed_while_a_stop_waits_for_a_slow_disk_has_the_vm_run_again() {
+    let node = format!("driver=null-aio,node-name=slow,size=1048576,latency-ns={}", SLOW.as_nanos());
+    let qemu = qemu_or_skip!("-blockdev", node, "-device", "virtio-blk-pci,drive=slow,id=disk");
+    let (_, regions) = whimbrel_qemu::blocks(&mut qemu.connect()).unwrap();
+    keep_disk_busy(&mut qemu.connect());
+    let mut puppet = Puppet::start(&qemu.qmp(), 0);
+    puppet.steps(&["connect", "guard", "arm"]);
+    puppet.begin("stop");
+    std::thread::sleep(Duration::from_millis(300));
+    puppet.kill();
+    std::thread::sleep(SLOW);
+    wait_for_ticks(qemu.pid(), &regions);
+    assert!(qemu.connect().run_state().unwrap().running);
 }
 
 #[test]
