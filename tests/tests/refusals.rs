@@ -50,9 +50,7 @@ fn a_target_that_does_not_listen_leaves_the_guest_running() {
 fn a_qemu_that_runs_a_guest_is_no_target() {
     let vm = or_skip!(VmSpec::new(Guest::multiboot(WORKLOAD)).boot());
     let socket = vm.qmp_socket().display().to_string();
-    let ended = run(&["receive", "tcp:127.0.0.1:0", "--qmp", &socket]);
-    assert_ne!(ended.code, Some(0));
-    assert!(ended.stderr.contains("-incoming defer"), "{}", ended.stderr);
+    refuses(&["receive", "tcp:127.0.0.1:0", "--qmp", &socket], 3, &["-incoming defer"]);
     vm.wait_ok();
 }
 
@@ -127,5 +125,23 @@ fn check_says_ok_for_a_plain_guest_and_names_what_stands_in_the_way() {
     ended.expect_code(0);
     assert!(ended.stdout.lines().count() > 5, "{}", ended.stdout);
     assert!(!ended.stdout.contains("FAIL"), "{}", ended.stdout);
+    vm.wait_ok();
+}
+
+#[test]
+fn a_vm_that_cannot_be_tracked_is_refused_with_the_reason_and_the_fix() {
+    let disk = or_skip!(harness::Disk::stamped(4));
+    let vm = or_skip!(VmSpec::new(Guest::multiboot(WORKLOAD)).disk(disk).boot());
+    let nodes = vm.execute("query-named-block-nodes", serde_json::json!({ "flat": true }));
+    let node = nodes[0]["node-name"].as_str().unwrap().to_owned();
+    vm.execute("block-dirty-bitmap-add", serde_json::json!({ "node": node, "name": "backup" }));
+    let socket = vm.qmp_socket().display().to_string();
+    for command in [&["check"][..], &["migrate", "tcp:127.0.0.1:1"]] {
+        let ended = run(&[command, &["--qmp", &socket]].concat());
+        ended.expect_code(3);
+        let said = ended.stdout + &ended.stderr;
+        assert!(said.contains("FAIL") && said.contains("bitmap") && said.contains("fix:"), "{said}");
+    }
+    assert_eq!(vm.traces(), Vec::<String>::new());
     vm.wait_ok();
 }

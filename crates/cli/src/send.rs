@@ -23,7 +23,8 @@ pub fn run(args: Migrate) -> Result<Exit, Stop> {
     let format = Format::new(format).map_err(|error| Stop::usage(format!("--packet-size: {error}")))?;
     let mut vm = Vm::connect(&args.qmp).map_err(Stop::qemu)?;
     let _lock = Lock::take(vm.pid())?;
-    let direct_io = check::require_movable(&mut vm)?;
+    check::require_movable(&mut vm)?;
+    let direct_io = vm.direct_io_nodes().map_err(Stop::qemu)?;
     let machine = vm.machine().map_err(Stop::qemu)?;
     let run_state = vm.run_state().map_err(Stop::qemu)?;
     let accelerator = vm.accelerator().map_err(Stop::qemu)?;
@@ -47,7 +48,7 @@ pub fn run(args: Migrate) -> Result<Exit, Stop> {
     status.lock().expect("no holder panics").ram.total = offer.layout.pages() * ram::PAGE as u64;
     let job = Job::serve(&args.qmp, &inbox, &status)?;
     signals::cancel_on_signals(&inbox).map_err(|error| Stop::failed(error.to_string()))?;
-    let display = Display::start(args.output.progress, &status, args.tuning.channels);
+    let display = Display::start(args.output.progress, &status);
     let tuning = &args.tuning;
     let (outcome, source_vm) = source::run(source::Setup {
         vm: Box::new(source_vm),
@@ -127,7 +128,8 @@ pub fn offer(vm: &Vm, machine: &qemu::Machine, layout: ram::Layout) -> Offer {
     }
 }
 
-fn new_session() -> Result<Session, Stop> {
+/// Names a migration.
+pub fn new_session() -> Result<Session, Stop> {
     use std::io::Read;
     let mut bytes = [0; 16];
     let random = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
