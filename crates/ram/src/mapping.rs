@@ -24,8 +24,8 @@ pub(crate) struct Mapping {
     bytes: usize,
     at: NonNull<u8>,
     _area: Area,
-    /// What has been made ready for reading, by [`CHUNK_BYTES`] of the file. Empty at the target.
-    chunks: Vec<OnceLock<Result<(), i32>>>,
+    /// What has been made ready, by [`CHUNK_BYTES`] of the file.
+    chunks: Box<[OnceLock<Result<(), i32>>]>,
 }
 
 // SAFETY: the mapping is shared memory that lives as long as `self`; all that is handed out are raw pointers.
@@ -37,9 +37,7 @@ impl Mapping {
     /// Maps what is behind `region` for reading. The descriptor is opened for writing too, since the kernel
     /// registers a shared mapping with userfaultfd only if it could be written.
     pub(crate) fn source(region: &Region, file: &File) -> io::Result<Self> {
-        let mut mapping = Self::new(region, file, libc::PROT_READ)?;
-        mapping.chunks.resize_with(mapping.chunk_of(region.pages - 1) + 1, OnceLock::new);
-        Ok(mapping)
+        Self::new(region, file, libc::PROT_READ)
     }
 
     /// Maps what is behind `region` for writing.
@@ -66,7 +64,9 @@ impl Mapping {
         if mapped == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        Ok(Self { file, store: from.store, offset: from.offset, bytes, at, _area: area, chunks: Vec::new() })
+        let chunks = (from.offset % CHUNK_BYTES + bytes as u64).div_ceil(CHUNK_BYTES);
+        let chunks = (0..chunks).map(|_| OnceLock::new()).collect();
+        Ok(Self { file, store: from.store, offset: from.offset, bytes, at, _area: area, chunks })
     }
 
     /// Where a page of the region is, counted from the region's first.
@@ -84,7 +84,7 @@ impl Mapping {
 
     /// Our addresses of pages of the region.
     pub(crate) fn addresses(&self, pages: Range<u64>) -> Range<u64> {
-        let base = self.at.as_ptr() as u64;
+        let base = self.base();
         base + pages.start * PAGE as u64..base + pages.end * PAGE as u64
     }
 
@@ -93,12 +93,13 @@ impl Mapping {
         self.offset + pages.start * PAGE as u64..self.offset + pages.end * PAGE as u64
     }
 
-    /// Makes the chunk that a page is in ready for reading, once: maps the data of it in one go, then watches it.
+    /// Makes the chunk that a page is in ready, once: maps the data of it in one go, which takes a fifth of the
+    /// faults that it saves. At the source it is then watched.
     ///
     /// The order matters. Until a chunk is registered, a fault maps the neighbours of its page as well. That must
     /// not happen after a page of the chunk was read, or a page that was discarded and touched again would come
     /// back unnoticed. So everything that maps neighbours comes before registration, and every read after.
-    pub(crate) fn ready(&self, page: u64, watch: &Uffd) -> io::Result<()> {
+    pub(crate) fn ready(&self, page: u64, watch: Option<&Uffd>) -> io::Result<()> {
         let at = self.chunk_of(page);
         let state = self.chunks[at].get_or_init(|| {
             self.prepare(at, watch).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
@@ -111,26 +112,27 @@ impl Mapping {
         ((lead + page * PAGE as u64) / CHUNK_BYTES) as usize
     }
 
-    fn prepare(&self, chunk: usize, watch: &Uffd) -> io::Result<()> {
+    fn prepare(&self, chunk: usize, watch: Option<&Uffd>) -> io::Result<()> {
         let lead = self.offset % CHUNK_BYTES;
         let start = (chunk as u64 * CHUNK_BYTES).saturating_sub(lead);
         let end = ((chunk as u64 + 1) * CHUNK_BYTES - lead).min(self.bytes as u64);
-        let base = self.at.as_ptr() as u64;
-        match self.store {
+        if let Store::Hugetlb { page_bytes } = self.store {
             // Its faults map one huge page and no neighbours, and its holes don't show in the file. Whole huge
             // pages only can be registered, so the first chunk to come registers everything.
-            Store::Hugetlb { page_bytes } => {
-                watch.register(base..base + (self.bytes as u64).next_multiple_of(page_bytes))
-            }
-            _ => {
-                self.populate(start..end)?;
-                // A fault may still map a huge page, with 511 neighbours.
-                let at = (base + start) as *mut libc::c_void;
-                // SAFETY: inside the mapping. Fails only where there are no huge pages at all.
-                unsafe { libc::madvise(at, (end - start) as usize, libc::MADV_NOHUGEPAGE) };
-                watch.register(base + start..base + end)
-            }
+            let bytes = (self.bytes as u64).next_multiple_of(page_bytes);
+            return watch.map_or(Ok(()), |watch| watch.register(self.base()..self.base() + bytes));
         }
+        self.populate(start..end)?;
+        let Some(watch) = watch else { return Ok(()) };
+        // A fault may still map a huge page, with 511 neighbours.
+        let at = (self.base() + start) as *mut libc::c_void;
+        // SAFETY: inside the mapping. Fails only where there are no huge pages at all.
+        unsafe { libc::madvise(at, (end - start) as usize, libc::MADV_NOHUGEPAGE) };
+        watch.register(self.base() + start..self.base() + end)
+    }
+
+    fn base(&self) -> u64 {
+        self.at.as_ptr() as u64
     }
 
     /// Maps what has data in these bytes of the region. Stops where the holes are so many that single faults cost

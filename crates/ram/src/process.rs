@@ -230,6 +230,22 @@ impl Process {
             .map_err(|stopped| self.stopped(way, place, pages.len() as u64, stopped))
     }
 
+    /// Appends where we have pages of a shared place mapped.
+    fn point_at(
+        &self,
+        place: &Place,
+        mapping: &Mapping,
+        pages: &[u64],
+        at: &mut Vec<NonNull<u8>>,
+    ) -> Result<(), RamError> {
+        for &page in pages {
+            let page = page - place.region.first_page;
+            mapping.ready(page, self.watch.as_ref()).map_err(|source| self.unready(place, source))?;
+            at.push(mapping.page(page));
+        }
+        Ok(())
+    }
+
     /// Writes zeros over the pages of a private place that may hold something else.
     fn blank(&self, place: &Place, run: Run) -> Result<(), RamError> {
         let mut holding = Vec::new();
@@ -269,15 +285,7 @@ unsafe impl Reach for Process {
         let mut slots = 0;
         for (place, pages) in self.stretches(batch) {
             match &place.mapping {
-                Some(mapping) => {
-                    for &page in pages {
-                        let page = page - place.region.first_page;
-                        if let Some(watch) = &self.watch {
-                            mapping.ready(page, watch).map_err(|source| self.unready(place, source))?;
-                        }
-                        at.push(mapping.page(page));
-                    }
-                }
+                Some(mapping) => self.point_at(place, mapping, pages, at)?,
                 None => {
                     let first = slots;
                     slots += pages.len();
@@ -309,9 +317,7 @@ unsafe impl Land for Process {
         let mut slots = 0;
         for (place, pages) in self.stretches(batch) {
             match &place.mapping {
-                Some(mapping) => {
-                    at.extend(pages.iter().map(|&page| mapping.page(page - place.region.first_page)));
-                }
+                Some(mapping) => self.point_at(place, mapping, pages, at)?,
                 None => {
                     at.extend((slots..slots + pages.len()).map(|slot| copy.slot(slot)));
                     slots += pages.len();
