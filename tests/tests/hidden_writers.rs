@@ -10,8 +10,9 @@ fn slow_direct_reads(aio: Aio) -> Result<PairSpec, harness::Error> {
     Ok(Pair::new(guest).backend(Backend::Memfd).disk(disk))
 }
 
-/// Slow enough that reads begin and end in many rounds.
-const MANY_ROUNDS: [&str; 4] = ["--bandwidth", "400Mbit", "--max-downtime", "100ms"];
+/// Slow enough that reads begin and end in many rounds. The 8 MiB that the guest asks for again after each stop
+/// take 84 ms to send.
+const MANY_ROUNDS: [&str; 4] = ["--bandwidth", "800Mbit", "--max-downtime", "300ms"];
 
 #[track_caller]
 fn migrate_without(rule: &str, pair: &Pair, arguments: &[&str]) -> Finished {
@@ -40,9 +41,9 @@ fn direct_reads_in_flight_would_be_lost_without_the_rule() {
     // Whether a read is under way at a scan is chance; three chances are enough.
     let lost = (0..3).any(|_| {
         let pair = slow_direct_reads(Aio::Threads).and_then(|spec| spec.boot());
+        // What the machine lacks is told by the test above.
         let Ok(pair) = pair else { return true };
-        let ended = migrate_without("no-direct-io-rule", &pair, &MANY_ROUNDS);
-        ended.code == Some(1) && ended.stderr.contains("RAM differs") || ended.stderr.contains("RAM differs")
+        migrate_without("no-direct-io-rule", &pair, &MANY_ROUNDS).stderr.contains("RAM differs")
     });
     assert!(lost, "three migrations without the rule lost nothing: the test above proves nothing");
 }

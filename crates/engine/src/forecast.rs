@@ -27,11 +27,12 @@ impl Parts {
 pub struct Forecast {
     page_time: Duration,
     round_trip: Duration,
+    stop: Duration,
 }
 
 impl Default for Forecast {
     fn default() -> Self {
-        Self { page_time: PAGE_TIME_START, round_trip: Duration::ZERO }
+        Self { page_time: PAGE_TIME_START, round_trip: Duration::ZERO, stop: Duration::ZERO }
     }
 }
 
@@ -49,11 +50,16 @@ impl Forecast {
         self.round_trip = took;
     }
 
+    /// Learns how long the guest takes to stop: a slow disk has to do first what it was asked to.
+    pub fn learn_stop(&mut self, took: Duration) {
+        self.stop = took;
+    }
+
     /// What stopping the guest with `pages` left to send would cost.
     pub fn downtime(&self, pages: u64) -> Parts {
         Parts {
             ram: self.page_time.mul_f64(pages as f64),
-            devices: DEVICES,
+            devices: DEVICES + self.stop,
             round_trips: self.round_trip * SWITCHOVER_ROUND_TRIPS,
         }
     }
@@ -91,6 +97,9 @@ mod tests {
 
     #[test]
     fn a_stop_is_never_foretold_as_free() {
-        assert!(Forecast::default().downtime(0).total() >= DEVICES);
+        let mut forecast = Forecast::default();
+        assert!(forecast.downtime(0).total() >= DEVICES);
+        forecast.learn_stop(Duration::from_secs(1));
+        assert!(forecast.downtime(0).total() > Duration::from_secs(1), "a disk that drains for a second");
     }
 }

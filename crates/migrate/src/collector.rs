@@ -12,7 +12,7 @@ use engine::{Action, Event, Failure, Limits, Outcome, Owner, Phase, Source};
 use ram::{PAGE, PageSets, Reach};
 use scan::Kernel;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use wire::{Hello, Message, Session, TargetState};
 
 /// Writes a control message.
@@ -239,7 +239,9 @@ impl Collector {
     fn collect(&mut self, quiesced: bool, now: Duration) -> Result<Event, Trouble> {
         let stopped = self.engine.phase() == Phase::Device;
         if quiesced {
+            let began = Instant::now();
             self.parts.vm.stop()?;
+            self.engine.forecast().learn_stop(began.elapsed());
         }
         let collected = self.collect_changes(stopped);
         if quiesced {
