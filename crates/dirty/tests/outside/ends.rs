@@ -22,7 +22,7 @@ fn dropping_the_tracker_leaves_no_trace() {
         watch.store(3, 1, 8);
         watch.collect();
         assert!(registered(&watch.victim), "{kind:?}");
-        let Watch { tracker, ram, memory, victim } = watch;
+        let Watch { tracker, ram, memory, victim, .. } = watch;
         drop(tracker);
         drop(ram);
         // A child that another test forks just now has copies of our descriptors until it closes them.

@@ -1,7 +1,7 @@
 //! Anything that a VM may do with its memory, in any order, against an oracle: after each round the copy that was
 //! made of the reported pages is what the memory is.
 
-use crate::victim::{HUGE, Kind, Memory, Victim};
+use crate::victim::{HUGE, Kind, Memory, Swap, Victim};
 use crate::watch::Watch;
 use dirty::{Kvm, Options};
 use proptest::prelude::*;
@@ -250,4 +250,10 @@ fn no_write_to_a_disk_file_is_lost() {
 #[test]
 fn no_write_to_a_private_mapping_of_a_file_is_lost() {
     prove(Kind::PrivateFile);
+}
+
+#[test]
+fn no_write_is_lost_where_memory_is_swapped_out() {
+    let Some(_swap) = Swap::on() else { return };
+    [Kind::Anonymous, Kind::Memfd, Kind::PrivateFile].into_iter().for_each(prove);
 }

@@ -1,7 +1,7 @@
 //! What a page may be in when it is protected, and what is reported of it.
 
-use crate::victim::{HUGE, Kind, Swap};
-use crate::watch::{Round, Watch};
+use crate::victim::{HUGE, Kind, Memory, Swap, Victim};
+use crate::watch::{Round, Turn, Watch};
 use dirty::{Kvm, Options};
 use std::time::Duration;
 
@@ -200,10 +200,9 @@ fn swapping_out_hides_no_page() {
 
 #[test]
 fn compacting_memory_keeps_what_was_written_and_what_was_not() {
-    let fill = Watch::new(Kind::Anonymous, 8 * HUGE, |victim, memory| {
-        victim.store(memory.page(0), memory.bytes, 7);
-    });
-    let Some(mut watch) = fill else { return };
+    let fill = |victim: &Victim, memory: &Memory| victim.store(memory.at, memory.bytes, 7);
+    let filled = Watch::in_turn(Turn::alone(), Kind::Anonymous, 8 * HUGE, Options::default(), fill);
+    let Some(mut watch) = filled else { return };
     watch.store(40, 3, 8);
     std::fs::write("/proc/sys/vm/compact_memory", "1").unwrap();
     assert_eq!(watch.collect(), Round::data([40, 41, 42]));

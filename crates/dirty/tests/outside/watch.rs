@@ -3,7 +3,7 @@
 use crate::victim::{Kind, Memory, Victim, privileged};
 use dirty::{Changes, DirtyError, Options, Outside, Tracker};
 use ram::{Batch, BlockId, PAGE, PageSet, PageSets, Process, Window};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 pub const RAM: BlockId = BlockId(0);
 
@@ -12,7 +12,27 @@ pub struct Watch {
     pub ram: Arc<Process>,
     pub memory: Memory,
     pub victim: Victim,
+    _turn: Turn,
 }
+
+/// Tests run side by side, but for one that moves pages of all processes about: the kernel then calls some written
+/// that were not, which is allowed, and which no other test expects.
+pub enum Turn {
+    WithOthers { _guard: RwLockReadGuard<'static, ()> },
+    Alone { _guard: RwLockWriteGuard<'static, ()> },
+}
+
+impl Turn {
+    pub fn alone() -> Self {
+        Self::Alone { _guard: TURN.write().unwrap_or_else(PoisonError::into_inner) }
+    }
+
+    fn with_others() -> Self {
+        Self::WithOthers { _guard: TURN.read().unwrap_or_else(PoisonError::into_inner) }
+    }
+}
+
+static TURN: RwLock<()> = RwLock::new(());
 
 /// Pages that a round reported.
 #[derive(Default, PartialEq, Eq)]
@@ -58,6 +78,16 @@ impl Watch {
         options: Options,
         prepare: impl FnOnce(&Victim, &Memory),
     ) -> Option<Self> {
+        Self::in_turn(Turn::with_others(), kind, bytes, options, prepare)
+    }
+
+    pub fn in_turn(
+        turn: Turn,
+        kind: Kind,
+        bytes: u64,
+        options: Options,
+        prepare: impl FnOnce(&Victim, &Memory),
+    ) -> Option<Self> {
         if !privileged() {
             return None;
         }
@@ -68,7 +98,7 @@ impl Watch {
         let ram = Arc::new(ram);
         let mut tracker = Outside::new(victim.uffd(), ram.clone(), options).unwrap();
         tracker.arm().unwrap();
-        Some(Self { tracker, ram, memory, victim })
+        Some(Self { tracker, ram, memory, victim, _turn: turn })
     }
 
     pub fn populated(&mut self) -> Vec<u64> {
