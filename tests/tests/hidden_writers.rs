@@ -20,7 +20,8 @@ fn migrate_without(rule: &str, pair: &Pair, arguments: &[&str]) -> Finished {
     let arguments = [&["--verify"], arguments].concat();
     let sender = pair.start_sender_without(rule, &address, &arguments);
     let ended = sender.wait(3 * DEADLINE);
-    receiver.wait(DEADLINE);
+    // Shown if the test fails.
+    println!("{:?}", receiver.wait(DEADLINE));
     ended
 }
 
