@@ -30,6 +30,8 @@ pub enum Command {
     Cancel(Job),
     /// Find out which side owns a VM after a commit that was never answered
     Resolve(Resolve),
+    /// Watch a live migration between two QEMUs that are started for it on this host
+    Demo(Demo),
     /// Print shell completions
     Completion {
         /// The shell
@@ -163,4 +165,38 @@ pub struct Resolve {
     /// Start the guest here if this end turns out to own it
     #[arg(long)]
     pub start: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Demo {
+    /// The guest that checks its own memory, as tests/guests/multiboot/build.sh makes it
+    #[arg(long, value_name = "FILE")]
+    pub guest: Option<PathBuf>,
+    /// Firmware that boots it fast where KVM itself is emulated
+    #[arg(long, value_name = "FILE")]
+    pub firmware: Option<PathBuf>,
+    /// RAM of the guest: a quarter of it is worked on, the rest stays untouched
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_bytes)]
+    pub size: u64,
+    /// Page channels, 1 to 255
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..))]
+    pub channels: u8,
+    /// What all channels together may send, to watch it for longer, for example 500Mbit (a second)
+    #[arg(long, value_name = "RATE", value_parser = parse_bandwidth)]
+    pub bandwidth: Option<NonZeroU64>,
+    /// Who runs the guest's instructions
+    #[arg(long, value_name = "ACCEL", default_value = "auto")]
+    pub accel: Accel,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Accel {
+    /// KVM if it boots the guest within seconds, else QEMU's translator
+    Auto,
+    /// The kernel
+    Kvm,
+    /// QEMU's translator
+    Tcg,
 }

@@ -2,6 +2,7 @@
 
 mod args;
 mod check;
+mod demo;
 mod faults;
 mod job;
 mod progress;
@@ -31,6 +32,7 @@ fn main() -> ExitCode {
         Command::Status(args) => job::show(&args),
         Command::Cancel(args) => job::cancel(&args),
         Command::Resolve(args) => resolve::run(&args),
+        Command::Demo(args) => demo::run(&args),
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "whimbrel", &mut std::io::stdout());
             Ok(Exit::Done)

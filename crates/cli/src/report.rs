@@ -42,7 +42,8 @@ impl Verdict {
 
 /// The verdict over an outcome.
 pub fn verdict(outcome: &Outcome, target: &Address, qmp: &Path) -> Verdict {
-    let reason = outcome.failure.as_ref().map(|failure| failure.reason().to_owned());
+    let cancelled = outcome.cancelled.then(|| "ended by the operator".to_owned());
+    let reason = cancelled.or_else(|| outcome.failure.as_ref().map(|failure| failure.reason().to_owned()));
     let qmp = qmp.display();
     let resolve = format!("whimbrel resolve --qmp {qmp}");
     let (exit, status, ownership, next) = match (outcome.owner, outcome.cancelled, &outcome.failure) {
@@ -81,23 +82,30 @@ pub fn verdict(outcome: &Outcome, target: &Address, qmp: &Path) -> Verdict {
 
 const RUNS_HERE: &str = "the VM runs on here at the source, as before";
 
-/// One line about a running migration.
-pub fn progress_line(status: &Status, channels: u8) -> String {
-    let (ram, ours) = (&status.ram, &status.whimbrel);
+/// What a running migration is doing, in at most 10 columns.
+pub fn pass(status: &Status) -> String {
+    match status.status.as_str() {
+        "active" => format!("pass {}", status.whimbrel.rounds + 1),
+        "device" | "completed" => "switchover".into(),
+        other => other.into(),
+    }
+}
+
+/// One line of numbers about a running migration. It does not jump as they change, and stays below 80 columns.
+pub fn numbers(status: &Status) -> String {
+    let ram = &status.ram;
     let pages = (ram.normal + ram.duplicate).max(1);
+    let dirty = match ram.dirty_sync_count {
+        0 => "unknown".into(), // Until the first pass ends.
+        _ => format!("{}/s", bytes(ram.dirty_pages_rate * ram.page_size)),
+    };
     format!(
-        "pass {}  {}  sent {}  left {}  {}  dirty {}/s  zero {}%  {channels} ch  downtime if stopped now {} ms",
-        ours.rounds + 1,
-        match status.status.as_str() {
-            "active" => "precopy",
-            other => other,
-        },
+        "sent {:>8}  left {:>8}  {:>10}  dirty {:>10}  zero {:>2}%",
         bytes(ram.transferred),
         bytes(ram.remaining),
         bits(ram.mbps),
-        bytes(ram.dirty_pages_rate * ram.page_size),
+        dirty,
         100 * ram.duplicate / pages,
-        status.expected_downtime,
     )
 }
 
@@ -143,15 +151,18 @@ impl Summary<'_> {
                 ),
             ),
             ("rounds", ours.rounds.to_string()),
-            ("transferred", format!("{} of {} RAM", bytes(ram.transferred), bytes(ram.total))),
-            ("pages", format!("{} with data, {} zero", ram.normal, ram.duplicate)),
-            ("holes skipped", format!("{} pages, {} discarded later", ours.holes_skipped, ours.discarded)),
+            ("RAM", format!("{}, {}", bytes(ram.total), self.reach())),
+            ("transferred", bytes(ram.transferred)),
             ("throughput", bits(8e-3 * ram.transferred as f64 / status.total_time.max(1) as f64)),
+            ("data pages", ram.normal.to_string()),
+            ("zero pages", format!("{} (found by {} on the CPU)", ram.duplicate, self.kernel)),
+            ("holes skipped", self.holes()),
             ("CPU", format!("{} in {} threads", seconds(cpu), ours.threads.len())),
-            ("attach", format!("a thread of QEMU stood still for {:?}", rounded(self.facts.attach_stop))),
-            ("zero check", format!("{}, on the CPU", self.kernel)),
-            ("RAM reach", format!("{} mapped, the rest copied", bytes(self.facts.mapped_bytes))),
         ];
+        if !self.facts.attach_stop.is_zero() {
+            let stop = rounded(self.facts.attach_stop);
+            rows.push(("attach", format!("stopped one thread of QEMU for {stop:?}")));
+        }
         if self.facts.barriers > 0 {
             let (count, time) = (self.facts.barriers, rounded(self.facts.barrier_time));
             rows.push(("direct I/O", format!("{count} short stops to drain it, {time:?} together")));
@@ -160,9 +171,25 @@ impl Summary<'_> {
             rows.push(("verified", "the digests of all RAM are equal at both ends".into()));
         }
         let head = format!("completed: {}", self.verdict.ownership);
-        let lines = rows.iter().map(|(name, value)| format!("\n  {name:<14}{value}"));
-        let warning = status.error_desc.iter().map(|text| format!("\n  {:<14}{text}", "warning"));
+        let lines = rows.iter().map(|(name, value)| format!("\n{}", row(name, value)));
+        let warning = status.error_desc.iter().map(|text| format!("\n{}", row("warning", text)));
         std::iter::once(head).chain(lines).chain(warning).collect()
+    }
+
+    fn reach(&self) -> String {
+        match self.facts.mapped_bytes {
+            0 => "read by copying".into(),
+            all if all >= self.status.ram.total => "read in place".into(),
+            some => format!("{} of it read in place, the rest by copying", bytes(some)),
+        }
+    }
+
+    fn holes(&self) -> String {
+        let ours = &self.status.whimbrel;
+        match ours.discarded {
+            0 => format!("{} pages", ours.holes_skipped),
+            discarded => format!("{} pages, {discarded} discarded later", ours.holes_skipped),
+        }
     }
 
     /// One line for machines: `query-migrate`'s names, ours under `whimbrel`.
@@ -187,16 +214,22 @@ impl Summary<'_> {
     }
 }
 
-/// 1536 -> `1.5 KiB`.
+/// A row of the summary.
+pub fn row(name: &str, value: &str) -> String {
+    format!("  {name:<15}{value}")
+}
+
+/// 1536 -> `1.5 KiB`; at most 8 columns.
 pub fn bytes(count: u64) -> String {
-    let mut value = count as f64;
-    for unit in ["B", "KiB", "MiB", "GiB"] {
-        if value < 1024.0 {
-            return if unit == "B" { format!("{count} B") } else { format!("{value:.1} {unit}") };
-        }
-        value /= 1024.0;
+    if count < 1024 {
+        return format!("{count} B");
     }
-    format!("{value:.1} TiB")
+    let (mut value, mut units) = (count as f64 / 1024.0, ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"].iter());
+    let mut unit = units.next();
+    while value >= 1023.5 {
+        (value, unit) = (value / 1024.0, units.next());
+    }
+    format!("{value:.*} {}", usize::from(value < 99.95), unit.expect("u64 ends at 16 EiB"))
 }
 
 fn bits(mbps: f64) -> String {
@@ -209,4 +242,29 @@ fn seconds(milliseconds: u64) -> String {
 
 fn rounded(time: Duration) -> Duration {
     Duration::from_micros(time.as_micros() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_short_at_every_edge() {
+        let edge = |power: u32| (bytes((1 << power) - 1), bytes(1 << power));
+        assert_eq!(edge(10), ("1023 B".into(), "1.0 KiB".into()));
+        assert_eq!(edge(20), ("1.0 MiB".into(), "1.0 MiB".into()));
+        assert_eq!(edge(30), ("1.0 GiB".into(), "1.0 GiB".into()));
+        assert_eq!((bytes(62_900 << 10), bytes(300 << 20)), ("61.4 MiB".into(), "300 MiB".into()));
+        assert!((0..64).all(|power| bytes((1 << power) + (1 << power >> 1)).len() <= 8));
+    }
+
+    #[test]
+    fn the_numbers_of_a_migration_fit_80_columns() {
+        let mut status = Status::default();
+        assert!(numbers(&status).len() < 80);
+        let ram = &mut status.ram;
+        (ram.transferred, ram.remaining, ram.dirty_pages_rate) = (1023 << 20, 1023 << 30, 1023 << 8);
+        (ram.mbps, ram.page_size, ram.duplicate, ram.dirty_sync_count) = (999_900.0, 4096, 5, 1);
+        assert!(numbers(&status).len() < 80, "{}", numbers(&status));
+    }
 }
