@@ -44,7 +44,7 @@ impl Vcpu {
 
     /// Writes a first generation of every page: zeros in a quarter of them.
     pub fn boot(&mut self, memory: &Memory) {
-        (0..self.pages).for_each(|page| self.write(memory, page, page % 4));
+        (0..self.pages).for_each(|page| self.write(memory, page, mixed(page) % 4));
     }
 
     /// Checks one page, and writes its next generation at every other visit.
