@@ -1,10 +1,12 @@
 //! Which pages a running VM wrote. A tracker may report too much, never too little.
 
 mod changes;
+mod discards;
 mod hint;
 mod maps;
 mod outside;
 mod probe;
+mod watched;
 
 use ram::{PageSets, RamError};
 
@@ -22,7 +24,8 @@ pub trait Tracker: Send {
     /// A page is to be read only after this returned: what is written later is in the next `collect`.
     fn collect(&mut self, into: &mut Changes) -> Result<(), DirtyError>;
 
-    /// Adds pages of `sent` that were discarded without `collect` being able to see it. For the final stop.
+    /// Adds pages of `sent` that were discarded without `collect` being able to see it. For the final stop; may be
+    /// asked earlier too.
     fn reconcile(&mut self, sent: &PageSets, into: &mut Changes) -> Result<(), DirtyError>;
 }
 
@@ -35,7 +38,7 @@ pub enum DirtyError {
     #[error("the source QEMU is gone: process {pid} has ended")]
     Gone { pid: i32 },
     #[error("the kernel cannot watch writes from outside: it takes Linux 6.7, on arm64 6.10")]
-    Kernel67 { source: std::io::Error },
+    Unsupported { source: std::io::Error },
     #[error("RAM block {block} is no longer mapped at {host:#x} in the VM's process")]
     Unmapped { block: String, host: u64 },
     #[error("RAM block {block} was mapped anew at {host:#x} in the VM's process: it was {was} and is {now}")]

@@ -1,12 +1,12 @@
 //! Watches the writes of a VM in another process: asynchronous userfaultfd write protection, read and set again by
 //! `PAGEMAP_SCAN`. Knows memory and how the kernel reports it, not what becomes of the pages.
 
-use crate::hint::Hint;
 use crate::maps::Maps;
+use crate::watched::{Is, Memory, Watched, chunks, holds_data};
 use crate::{Changes, DirtyError, Probes, Tracker};
 use ram::pagemap::{self, Pagemap, Query, Stretch, category};
 use ram::uffd::Uffd;
-use ram::{Backing, BlockId, PAGE, PageSet, PageSets, Process, Region, Run, Store};
+use ram::{PAGE, PageSets, Process, Run};
 use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -77,9 +77,9 @@ pub struct Stats {
 /// Watches a VM in another process. Dropping it ends the watching and leaves no trace in the VM.
 #[derive(Debug)]
 pub struct Outside {
-    uffd: Uffd,
-    ram: Arc<Process>,
-    pagemap: Pagemap,
+    pub(crate) uffd: Uffd,
+    pub(crate) ram: Arc<Process>,
+    pub(crate) pagemap: Pagemap,
     watched: Arc<[Watched]>,
     maps: Maps,
     probes: Probes,
@@ -90,46 +90,20 @@ pub struct Outside {
     held: PageSets,
     /// Pages that were there when they were last reported, where their going is not reported; see
     /// [`Outside::find_discards`].
-    known: PageSets,
-    room: Box<[Stretch]>,
-    stats: Stats,
-}
-
-/// A region and how its memory behaves.
-#[derive(Debug)]
-struct Watched {
-    block: BlockId,
-    first_page: u64,
-    pages: u64,
-    host: u64,
-    page_bytes: u64,
-    /// Addresses to register and protect: the region in whole pages of its backing.
-    addresses: Range<u64>,
-    memory: Memory,
-    /// Tells when something may have been discarded from its file.
-    hint: Hint,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Memory {
-    /// A page that isn't there is zero.
-    Anonymous,
-    /// A page that isn't there shows the file.
-    PrivateFile,
-    /// The file is the memory.
-    Shared,
-    /// Huge pages; a page that isn't there is never reported as written.
-    Huge { shared: bool },
+    pub(crate) known: PageSets,
+    pub(crate) room: Box<[Stretch]>,
+    pub(crate) stats: Stats,
 }
 
 impl Outside {
     /// Watches the RAM that `ram` reaches, by a userfaultfd that was made in the VM's process. Takes `uffd` over:
     /// no copy of it may be left anywhere, or protection would outlive us.
     pub fn new(uffd: OwnedFd, ram: Arc<Process>, options: Options) -> Result<Self, DirtyError> {
-        let uffd = Uffd::new(uffd).map_err(|source| DirtyError::Kernel67 { source })?;
+        let uffd = Uffd::new(uffd).map_err(|source| DirtyError::Unsupported { source })?;
         let probes = Probes::run().map_err(|source| DirtyError::Probe { source })?;
         let maps = Maps::new(ram.pid(), ram.layout(), ram.regions())?;
-        let pagemap = Pagemap::open(ram.pid()).map_err(|_| DirtyError::Gone { pid: ram.pid() })?;
+        let pid = ram.pid();
+        let pagemap = Pagemap::open(pid).map_err(|source| DirtyError::Maps { pid, source })?;
         let watched = ram.regions().map(|region| Watched::new(region, &ram)).collect();
         let hole_scan = options.hole_scan || probes.needs_hole_scan();
         let tracker = Self {
@@ -197,9 +171,12 @@ impl Outside {
         for chunk in region.chunks() {
             self.stats.calls +=
                 self.pagemap.scan(chunk, Query { all, ..CLEAR }, &mut self.room, |stretch| {
+                    let run = region.run_of(stretch);
                     if holds_data(stretch.categories) {
-                        held.insert(region.run_of(stretch));
-                        known.insert(region.run_of(stretch));
+                        held.insert(run);
+                        if region.memory.is_own(stretch.categories) {
+                            known.insert(run);
+                        }
                     }
                 })?;
         }
@@ -258,7 +235,9 @@ impl Outside {
             match region.memory.is(stretch.categories, sorted) {
                 Is::Data => {
                     into.insert_data(region.block, run);
-                    known.insert(run);
+                    if region.memory.is_own(stretch.categories) {
+                        known.insert(run);
+                    }
                 }
                 Is::Hole => into.insert_gone(region.block, run),
                 Is::Unmapped => absent.push(run),
@@ -272,92 +251,19 @@ impl Outside {
     }
 
     /// Written pages of a file that are not mapped: swapped out, unmapped, or punched.
-    fn settle_absent(&self, region: &Watched, run: Run, into: &mut Changes) -> Result<(), DirtyError> {
+    pub(crate) fn settle_absent(
+        &self,
+        region: &Watched,
+        run: Run,
+        into: &mut Changes,
+    ) -> Result<(), DirtyError> {
         into.insert_gone(region.block, run);
         self.ram.stored(region.block, run, |data| into.insert_data(region.block, data))?;
         Ok(())
     }
 
-    /// Looks for what the kernel does not report as written though it is not what it was.
-    fn find_discards(&mut self, region: &Watched, into: &mut Changes) -> Result<(), DirtyError> {
-        match region.memory {
-            Memory::Anonymous if self.stats.hole_scan => self.find_holes(region, into),
-            Memory::PrivateFile => self.find_uncopied(region, into),
-            Memory::Huge { shared: false } => self.find_unmapped(region, into),
-            Memory::Huge { shared: true } => self.find_unmarked(region, into),
-            Memory::Anonymous | Memory::Shared => Ok(()),
-        }
-    }
-
-    /// Anonymous pages that are gone. Some kernels forget to report these.
-    fn find_holes(&mut self, region: &Watched, into: &mut Changes) -> Result<(), DirtyError> {
-        let mut absent = self.pages_that_are(region, ABSENT)?;
-        let known = &mut self.known[region.block];
-        absent.intersect(known);
-        known.subtract(&absent);
-        absent.runs().for_each(|run| into.insert_gone(region.block, run));
-        Ok(())
-    }
-
-    /// Pages of a private mapping that were copies of its own and are not any more: discarded, so that they show the
-    /// file again, or swapped out. The mark of protection stays behind, so nothing reports them.
-    fn find_uncopied(&mut self, region: &Watched, into: &mut Changes) -> Result<(), DirtyError> {
-        let copies = self.pages_that_are(region, COPIED)?;
-        let of_file = self.pages_that_are(region, OF_FILE)?;
-        let mut lost = self.known[region.block].clone();
-        lost.subtract(&copies);
-        lost.runs().for_each(|run| into.insert_data(region.block, run));
-        // A page that is merely not there comes back when it is read, and is known until it shows the file.
-        self.known[region.block].subtract(&of_file);
-        Ok(())
-    }
-
-    /// Private huge pages that are not there any more. The mark of protection stays behind here too. One that was
-    /// touched again by now can't be told from what it was: private hugetlb must not be discarded from while it is
-    /// watched.
-    fn find_unmapped(&mut self, region: &Watched, into: &mut Changes) -> Result<(), DirtyError> {
-        let mut absent = self.pages_that_are(region, UNMAPPED)?;
-        absent.intersect(&self.known[region.block]);
-        absent.runs().for_each(|run| into.insert_data(region.block, run));
-        Ok(())
-    }
-
-    /// Shared huge pages that lost their mapping when they were written and not protected again: the kernel reports
-    /// no huge page that isn't mapped. Protecting them first leaves a mark, so that they are found once.
-    fn find_unmarked(&mut self, region: &Watched, into: &mut Changes) -> Result<(), DirtyError> {
-        for run in self.pages_that_are(region, ABSENT)?.runs() {
-            let start = region.host + (run.first - region.first_page) * PAGE as u64;
-            let end = (start + run.count * PAGE as u64).next_multiple_of(region.page_bytes);
-            self.uffd.protect(start..end).map_err(|error| self.failed(SCAN, region, error))?;
-            self.settle_absent(region, run, into)?;
-        }
-        Ok(())
-    }
-
-    fn pages_that_are(&mut self, region: &Watched, query: Query) -> Result<PageSet, DirtyError> {
-        let mut pages = PageSet::new(self.known[region.block].pages());
-        let found = self.pagemap.scan(region.addresses.clone(), query, &mut self.room, |stretch| {
-            pages.insert(region.run_of(stretch));
-        });
-        self.stats.calls += found.map_err(|error| self.failed(SCAN, region, error))?;
-        Ok(pages)
-    }
-
-    /// Pages of `sent`, or about to be sent, that were taken out of their file: holes now, or touched again.
-    fn find_dropped(&self, region: &Watched, sent: &PageSets, into: &mut Changes) -> Result<u64, DirtyError> {
-        let block = region.block;
-        let mut dropped = PageSet::new(sent[block].pages());
-        self.ram.dropped(block, region.run(), |run| dropped.insert(run))?;
-        let mut asked = sent[block].clone();
-        asked.union(&into.data[block]);
-        dropped.intersect(&asked);
-        dropped.runs().try_for_each(|run| self.settle_absent(region, run, into))?;
-        dropped.intersect(&sent[block]);
-        Ok(dropped.len())
-    }
-
     /// What a failed call means. The mappings tell more than the error does.
-    fn failed(&self, call: &'static str, region: &Watched, source: io::Error) -> DirtyError {
+    pub(crate) fn failed(&self, call: &'static str, region: &Watched, source: io::Error) -> DirtyError {
         if source.raw_os_error() == Some(libc::ESRCH) {
             return DirtyError::Gone { pid: self.ram.pid() };
         }
@@ -410,96 +316,7 @@ impl Tracker for Outside {
     }
 }
 
-impl Watched {
-    fn new(region: &Region, ram: &Process) -> Self {
-        let memory = match &region.backing {
-            Backing::Anonymous => Memory::Anonymous,
-            Backing::PrivateFile(file) => huge(file.store, false).unwrap_or(Memory::PrivateFile),
-            Backing::Shared(file) => huge(file.store, true).unwrap_or(Memory::Shared),
-        };
-        let page_bytes = match &region.backing {
-            Backing::PrivateFile(file) | Backing::Shared(file) => file.store.page_bytes(),
-            Backing::Anonymous => PAGE as u64,
-        };
-        let end = region.host + region.pages * PAGE as u64;
-        Self {
-            block: region.block,
-            first_page: region.first_page,
-            pages: region.pages,
-            host: region.host,
-            page_bytes,
-            addresses: region.host..end.next_multiple_of(page_bytes),
-            memory,
-            hint: match (&region.backing, ram.file(region)) {
-                (Backing::Shared(file), Some((opened, _))) => Hint::new(opened, &file.name),
-                _ => Hint::none(),
-            },
-        }
-    }
-
-    fn is_shared(&self) -> bool {
-        matches!(self.memory, Memory::Shared | Memory::Huge { shared: true })
-    }
-
-    fn run(&self) -> Run {
-        Run { first: self.first_page, count: self.pages }
-    }
-
-    /// Pages of the block at these addresses. The last huge page may reach beyond the block.
-    fn run_of(&self, stretch: Stretch) -> Run {
-        let page = |address: u64| (address - self.host) / PAGE as u64;
-        let (first, end) = (page(stretch.start), page(stretch.end).min(self.pages));
-        Run { first: self.first_page + first, count: end.saturating_sub(first) }
-    }
-
-    fn chunks(&self) -> impl Iterator<Item = Range<u64>> + use<> {
-        chunks(self.addresses.clone())
-    }
-}
-
-impl Memory {
-    /// What a written page is. `sorted` says whether its categories tell.
-    fn is(self, categories: u64, sorted: bool) -> Is {
-        match self {
-            Self::Huge { .. } => Is::Data,
-            Self::Anonymous if !sorted || holds_data(categories) => Is::Data,
-            Self::Anonymous => Is::Hole,
-            Self::Shared | Self::PrivateFile if sorted && holds_data(categories) => Is::Data,
-            Self::Shared | Self::PrivateFile => Is::Unmapped,
-        }
-    }
-}
-
-enum Is {
-    Data,
-    Hole,
-    /// Only the file knows.
-    Unmapped,
-}
-
-fn huge(store: Store, shared: bool) -> Option<Memory> {
-    matches!(store, Store::Hugetlb { .. }).then_some(Memory::Huge { shared })
-}
-
-/// Cuts addresses into what one call may clear.
-fn chunks(addresses: Range<u64>) -> impl Iterator<Item = Range<u64>> {
-    let Range { start, end } = addresses;
-    let mut from = start;
-    std::iter::from_fn(move || {
-        let to = (from + 1).next_multiple_of(CALL_BYTES).min(end);
-        let chunk = (from < end).then_some(from..to);
-        from = to;
-        chunk
-    })
-}
-
-/// A swapped page holds data when it was written, which the marker of a protected hole never was.
-fn holds_data(categories: u64) -> bool {
-    let present = categories & category::PRESENT != 0 && categories & category::ZERO == 0;
-    present || categories & category::SWAPPED != 0
-}
-
-const SCAN: &str = "protecting by PAGEMAP_SCAN or UFFDIO_WRITEPROTECT";
+pub(crate) const SCAN: &str = "protecting by PAGEMAP_SCAN or UFFDIO_WRITEPROTECT";
 
 /// Finds what was written.
 const LOOK: Query = Query {
@@ -523,35 +340,6 @@ const CLEAR: Query = Query {
     any: 0,
     report: category::PRESENT | category::SWAPPED | category::ZERO | category::FILE,
 };
-
-/// Neither mapped nor swapped out.
-const ABSENT: Query = Query {
-    protect: false,
-    registered: false,
-    inverted: category::PRESENT | category::SWAPPED,
-    all: category::PRESENT | category::SWAPPED,
-    any: 0,
-    report: category::PRESENT,
-};
-
-/// A private copy of a page of a file.
-const COPIED: Query = Query {
-    protect: false,
-    registered: false,
-    inverted: category::FILE,
-    all: category::PRESENT | category::FILE,
-    any: 0,
-    report: category::PRESENT,
-};
-
-/// A page of a file.
-const OF_FILE: Query = Query { inverted: 0, ..COPIED };
-
-/// Not mapped, whatever else.
-const UNMAPPED: Query = Query { inverted: category::PRESENT, all: category::PRESENT, ..ABSENT };
-
-/// vCPU faults in a range are retried while a call clears it, which takes 0.1 ms for this much.
-const CALL_BYTES: u64 = 128 << 20;
 
 /// What a small clearing call takes, until it was measured.
 const CALL_COST: Duration = Duration::from_nanos(1500);

@@ -1,8 +1,10 @@
 //! Memory that the VM gives back: what is reported by itself, and what has to be looked for.
 
-use crate::victim::{HUGE, Kind};
-use crate::watch::{Round, Watch};
-use dirty::Options;
+use crate::victim::{HUGE, Kind, Victim};
+use crate::watch::{RAM, Round, Watch, pages};
+use dirty::{Changes, Options, Outside, Tracker};
+use ram::{Block, Layout, Process, Region};
+use std::sync::Arc;
 
 const FILES: [Kind; 3] = [Kind::Memfd, Kind::SharedAnonymous, Kind::Disk];
 
@@ -73,6 +75,52 @@ fn a_private_page_of_a_file_that_is_discarded_shows_the_file_again() {
     // Reading maps the file's pages, which is one more change to what they were known to be.
     assert_eq!(watch.collect(), Round::data(4..12));
     assert_eq!(watch.collect(), Round::nothing());
+}
+
+#[test]
+fn pages_of_a_file_that_a_private_mapping_only_shows_are_clean() {
+    let shown = Watch::new(Kind::PrivateFile, 2 * HUGE, |victim, memory| {
+        let fd = memory.fd.unwrap() as i64;
+        let file = victim.mmap(0, memory.bytes, libc::MAP_SHARED, fd, 0).unwrap();
+        victim.store(file, memory.bytes, 5);
+        victim.munmap(file, memory.bytes);
+        victim.load(memory.at, memory.bytes);
+    });
+    let Some(mut watch) = shown else { return };
+    assert_eq!(watch.populated().len(), 1024);
+    assert_eq!(watch.collect(), Round::nothing());
+    watch.store(3, 1, 6);
+    assert_eq!(watch.collect(), Round::data([3]));
+}
+
+#[test]
+fn a_block_of_several_kinds_of_memory_is_tracked_kind_by_kind() {
+    if !crate::victim::privileged() {
+        return;
+    }
+    let victim = Victim::start();
+    let kinds = [Kind::PrivateFile, Kind::Anonymous, Kind::Memfd];
+    let parts: Vec<_> = kinds.iter().map(|&kind| victim.map(kind, HUGE).unwrap()).collect();
+    let regions: Vec<_> = (0..).zip(&parts).map(|(at, part)| at_page(&part.region, at * 512)).collect();
+    let block = Block { name: "ram".into(), used_bytes: 3 * HUGE, page_bytes: 4096 };
+    let layout = Layout::new(vec![block]).unwrap();
+    parts.iter().for_each(|part| victim.store(part.at, part.bytes, 7));
+    let ram = Arc::new(Process::source(victim.pid, &layout, &regions).unwrap());
+    let options = Options { hole_scan: true, ..Options::default() };
+    let mut tracker = Outside::new(victim.uffd(), ram, options).unwrap();
+    tracker.arm().unwrap();
+    for part in &parts {
+        victim.store(part.page(3), 4096, 8);
+        victim.madvise(part.page(5), 4096, libc::MADV_DONTNEED).unwrap();
+    }
+    let mut changes = Changes::new(&layout);
+    tracker.collect(&mut changes).unwrap();
+    assert_eq!(pages(&changes.data[RAM]), [3, 5, 512 + 3, 1024 + 3]);
+    assert_eq!(pages(&changes.gone[RAM]), [512 + 5]);
+}
+
+fn at_page(region: &Region, first_page: u64) -> Region {
+    Region { first_page, ..region.clone() }
 }
 
 #[test]
@@ -220,10 +268,10 @@ fn a_written_page_that_is_a_hole_by_the_final_stop_is_gone_and_not_read() {
     assert_eq!(watch.collect(), Round::data([3]));
     remove(&watch, 3, 1);
     // Reported as written, not sent yet, and a hole by now.
-    let mut changes = dirty::Changes::new(&watch.memory.layout);
-    changes.insert_data(crate::watch::RAM, ram::Run { first: 3, count: 1 });
+    let mut changes = Changes::new(&watch.memory.layout);
+    changes.insert_data(RAM, ram::Run { first: 3, count: 1 });
     let sent = ram::PageSets::new(&watch.memory.layout);
-    dirty::Tracker::reconcile(&mut watch.tracker, &sent, &mut changes).unwrap();
+    watch.tracker.reconcile(&sent, &mut changes).unwrap();
     assert!(changes.data.is_empty() && changes.gone.len() == 1);
 }
 
