@@ -1,6 +1,6 @@
 # Short recipes; the work is done by cargo and by the scripts in tools/.
 
-.PHONY: deps guests
+.PHONY: bench-qemu demo deps guests
 
 # Installs what the other targets need (as root, on Debian 12); quick when it is there.
 deps:
@@ -10,3 +10,13 @@ deps:
 guests:
 	@tests/guests/multiboot/build.sh
 	@tests/guests/linux/build.sh
+
+# Moves a guest live between two QEMUs on this host. JSON=1: the last line is a JSON object.
+demo:
+	@tools/demo.sh
+
+# Moves the same VM by QEMU's own migration and by whimbrel, in turn. RUNS=5 SIZE=4G CASES=zero,half MEMORY=file
+# ACCEL=tcg narrow it; JSON=1 ends with an object, RECORD=1 keeps the samples under bench/record.
+bench-qemu:
+	@cargo build --quiet --release -p whimbrel
+	@cargo run --quiet --release -p whimbrel-bench
