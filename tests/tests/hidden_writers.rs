@@ -28,7 +28,8 @@ fn migrate_without(rule: &str, pair: &Pair, arguments: &[&str]) -> Finished {
 #[test]
 fn direct_reads_in_flight_are_not_lost() {
     for aio in [Aio::Threads, Aio::Native, Aio::IoUring] {
-        let pair = or_skip!(or_skip!(slow_direct_reads(aio)).boot());
+        let spec = or_skip!(slow_direct_reads(aio));
+        let pair = or_skip!(spec.boot());
         let ended = migrate_without("", &pair, &MANY_ROUNDS);
         ended.expect_code(0);
         let stops = ended.json()["whimbrel"]["barriers"].as_u64().unwrap();
@@ -41,9 +42,9 @@ fn direct_reads_in_flight_are_not_lost() {
 fn direct_reads_in_flight_would_be_lost_without_the_rule() {
     // Whether a read is under way at a scan is chance; three chances are enough.
     let lost = (0..3).any(|_| {
-        let pair = slow_direct_reads(Aio::Threads).and_then(|spec| spec.boot());
         // What the machine lacks is told by the test above.
-        let Ok(pair) = pair else { return true };
+        let Ok(spec) = slow_direct_reads(Aio::Threads) else { return true };
+        let Ok(pair) = spec.boot() else { return true };
         migrate_without("no-direct-io-rule", &pair, &MANY_ROUNDS).stderr.contains("RAM differs")
     });
     assert!(lost, "three migrations without the rule lost nothing: the test above proves nothing");

@@ -195,3 +195,21 @@ fn a_commit_that_never_arrived_gives_the_guest_back_to_the_source() {
     assert_ne!(receiver.wait(DEADLINE).code, Some(0));
     assert_eq!(pair.target.state(), "gone", "a QEMU that holds a copy of the guest is ended");
 }
+
+#[test]
+fn a_guest_that_the_target_cannot_start_comes_back_with_the_reason() {
+    let disk = or_skip!(harness::Disk::stamped(4));
+    let spec = Pair::new(Guest::multiboot("pages=1024 rate=2000")).disk(disk.clone());
+    let pair = or_skip!(spec.boot());
+    // The target opens the image for writing only when it is told to go on.
+    let away = disk.path().with_extension("away");
+    std::fs::rename(disk.path(), &away).unwrap();
+    let moved = pair.migrate(&[]);
+    moved.source.expect_code(6);
+    assert!(moved.source.stderr.contains("gave it back"), "{}", moved.source.stderr);
+    moved.target.expect_code(1);
+    assert!(moved.target.stderr.contains("No such file"), "{}", moved.target.stderr);
+    std::fs::rename(&away, disk.path()).unwrap();
+    assert_eq!(pair.target.state(), "gone");
+    pair.assert_back_at_source();
+}

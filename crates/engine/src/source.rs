@@ -272,7 +272,10 @@ impl Source {
                 self.fail(Failure::Here(reason))
             }
             Event::Running => Action::Retire,
-            Event::NeverRuns => self.resume(),
+            Event::NeverRuns => {
+                self.failure.get_or_insert(Failure::Peer(GIVEN_BACK.into()));
+                self.resume()
+            }
             Event::Retired => self.end(Owner::Target),
             Event::Resumed => self.end(Owner::Source),
             Event::NotResumed(reason) => {
@@ -400,6 +403,8 @@ impl Source {
         Action::End(Outcome { owner, failure, cancelled: self.cancelled && owner != Owner::Target })
     }
 }
+
+const GIVEN_BACK: &str = "the target could not run the guest and gave it back; its own whimbrel says why";
 
 /// Rounds that are sent although a stop would already keep to the limit.
 const SMALL_ROUNDS_MAX: u32 = 8;
@@ -561,7 +566,10 @@ mod tests {
             match outcome.owner {
                 Owner::Target => prop_assert!(committed.is_some() && resumed.is_none()),
                 Owner::InDoubt => prop_assert!(committed.is_some() && resumed.is_none()),
-                Owner::Source => prop_assert_eq!(stopped.is_some(), resumed.is_some()),
+                Owner::Source => {
+                    prop_assert_eq!(stopped.is_some(), resumed.is_some());
+                    prop_assert!(outcome.cancelled || outcome.failure.is_some(), "no reason given");
+                }
                 Owner::SourceStopped => prop_assert!(resumed.is_some()),
             }
             if let (Some(committed), Some(resumed)) = (committed, resumed) {

@@ -77,6 +77,8 @@ struct Heard {
     committed: bool,
     confirmed: bool,
     fenced: bool,
+    /// The source has said that it keeps the guest.
+    source_owns: bool,
     asking: Vec<Sender<TargetState>>,
     trouble: Option<String>,
     channel_trouble: Option<String>,
@@ -125,7 +127,9 @@ impl Keeper {
         match outcome {
             TargetOutcome::Running => None,
             TargetOutcome::InDoubt(_) => Some(TargetState::Committed),
-            TargetOutcome::Dropped(_) => was_ready.then_some(TargetState::NeverCommitted),
+            TargetOutcome::Dropped(_) => {
+                (was_ready && !self.heard.source_owns).then_some(TargetState::NeverCommitted)
+            }
         }
     }
 
@@ -315,8 +319,14 @@ impl Heard {
             Message::Device(state) => self.device = Some(state),
             Message::Commit => self.committed = true,
             Message::Confirmed => self.confirmed = true,
-            Message::Failed { reason } => self.fail(format!("the source gave up: {reason}")),
-            Message::Cancel => self.fail("the source's operator ended it".into()),
+            Message::Failed { reason } => {
+                self.source_owns = true;
+                self.fail(format!("the source gave up: {reason}"));
+            }
+            Message::Cancel => {
+                self.source_owns = true;
+                self.fail("the source's operator ended it".into());
+            }
             Message::Alive => {}
             other => self.fail(format!("a source does not send messages of kind {}", other.kind())),
         }

@@ -328,13 +328,14 @@ impl Hall<'_> {
         self.costs.spawn(scope, "heartbeat".into(), move || line.beat(&ended)).map(drop)
     }
 
-    /// Stays for those who ask, until one has heard the answer.
+    /// Stays for those who ask, until one has heard the answer or the source says that it keeps the guest.
     fn answer_questions(&self) {
         let end = Instant::now() + QUESTIONS_MAX;
         while Instant::now() < end {
             self.inbox.wait(LOOK_UP);
             while let Some(note) = self.inbox.take() {
-                if matches!(note, Note::Message(Message::Confirmed) | Note::Cancel) {
+                use Message::{Cancel, Confirmed, Failed};
+                if matches!(note, Note::Message(Confirmed | Cancel | Failed { .. }) | Note::Cancel) {
                     return;
                 }
             }
