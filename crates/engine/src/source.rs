@@ -71,6 +71,8 @@ pub enum Event {
     NotResumed(String),
     /// Something broke.
     Failed(Failure),
+    /// Something broke in a moment in which the guest was to stand still for a scan, and it may stand still yet.
+    FailedQuiesced(Failure),
     /// The operator wants it to end.
     Cancelled,
 }
@@ -248,6 +250,10 @@ impl Source {
     pub fn on(&mut self, event: Event, now: Duration) -> Action {
         match event {
             Event::Failed(failure) => self.fail(failure),
+            Event::FailedQuiesced(failure) => {
+                self.failure.get_or_insert(failure);
+                self.resume()
+            }
             Event::Cancelled => self.cancel(),
             Event::Accepted => Action::Arm { quiesced: self.limits.direct_io },
             Event::Armed { pages } => {
@@ -279,7 +285,8 @@ impl Source {
             Event::Retired => self.end(Owner::Target),
             Event::Resumed => self.end(Owner::Source),
             Event::NotResumed(reason) => {
-                self.failure = Some(Failure::Here(reason));
+                let before = self.failure.take().map(|failure| format!("{}; then: ", failure.reason()));
+                self.failure = Some(Failure::Here(before.unwrap_or_default() + &reason));
                 self.end(Owner::SourceStopped)
             }
         }
@@ -505,6 +512,26 @@ mod tests {
         assert_eq!(outcome.owner, Owner::InDoubt);
     }
 
+    #[test]
+    fn a_quiesced_moment_that_failed_may_have_left_the_guest_stopped() {
+        let mut source = active(Limits { direct_io: true, ..Limits::default() }, 1);
+        let failure = Failure::Here("stop: no answer".into());
+        assert_eq!(source.on(Event::FailedQuiesced(failure.clone()), MS), Action::Resume);
+        let outcome = Outcome { owner: Owner::Source, failure: Some(failure), cancelled: false };
+        assert_eq!(source.on(Event::Resumed, MS), Action::End(outcome));
+    }
+
+    #[test]
+    fn a_guest_that_cannot_be_resumed_is_told_of_with_what_led_to_it() {
+        let mut source = active(Limits::default(), 1);
+        source.on(Event::FailedQuiesced(Failure::Here("first".into())), MS);
+        let Action::End(outcome) = source.on(Event::NotResumed("second".into()), MS) else {
+            panic!("an end")
+        };
+        assert_eq!(outcome.owner, Owner::SourceStopped);
+        assert_eq!(outcome.failure.unwrap().reason(), "first; then: second");
+    }
+
     /// Does what the source asks, as `dice` decide: it succeeds, fails or is cancelled.
     fn play(dice: &[u8], limits: Limits) -> (Vec<Action>, Outcome) {
         let mut source = Source::new(limits);
@@ -528,6 +555,9 @@ mod tests {
             (Action::Resume | Action::Retire, _) => {}
             (Action::AwaitRunning | Action::Ask, 0..50) => return Event::NeverRuns,
             (_, 0..8) => return Event::Failed(Failure::Peer("cut".into())),
+            (Action::Arm { quiesced: true } | Action::Collect { quiesced: true }, 8..16) => {
+                return Event::FailedQuiesced(Failure::Here("stop".into()));
+            }
             (_, 8..12) if can_cancel && *action != Action::Commit => return Event::Cancelled,
             _ => {}
         }
@@ -561,13 +591,15 @@ mod tests {
             let (done, outcome) = play(&dice, limits);
             let at = |wanted: &Action| done.iter().position(|action| action == wanted);
             let (stopped, resumed) = (at(&Action::Stop), at(&Action::Resume));
+            let quiesced = |action: &Action| matches!(action, Action::Arm { quiesced: true } | Action::Collect { quiesced: true });
+            let stood_still = resumed.is_some_and(|resumed| quiesced(&done[resumed - 1]));
             let waits = |action: &Action| matches!(action, Action::AwaitRunning | Action::Ask);
             let committed = done.iter().position(waits);
             match outcome.owner {
                 Owner::Target => prop_assert!(committed.is_some() && resumed.is_none()),
                 Owner::InDoubt => prop_assert!(committed.is_some() && resumed.is_none()),
                 Owner::Source => {
-                    prop_assert_eq!(stopped.is_some(), resumed.is_some());
+                    prop_assert_eq!(stopped.is_some() || stood_still, resumed.is_some());
                     prop_assert!(outcome.cancelled || outcome.failure.is_some(), "no reason given");
                 }
                 Owner::SourceStopped => prop_assert!(resumed.is_some()),

@@ -213,7 +213,11 @@ impl Collector {
             Action::Resume => Ok(self.resume()),
             Action::End(_) => unreachable!("the end is not performed"),
         };
-        Some(done.unwrap_or_else(|error| Event::Failed(Failure::Here(told(&*error)))))
+        let failed = match self.action {
+            Action::Arm { quiesced: true } | Action::Collect { quiesced: true } => Event::FailedQuiesced,
+            _ => Event::Failed,
+        };
+        Some(done.unwrap_or_else(|error| failed(Failure::Here(told(&*error)))))
     }
 
     fn greet(&mut self, now: Duration) -> Option<Event> {
