@@ -1,6 +1,20 @@
 # Short recipes; the work is done by cargo and by the scripts in tools/.
 
-.PHONY: bench-qemu demo deps guests
+.PHONY: bench-qemu check demo deps fuzz guests test
+
+# All tests, with real QEMUs; says what it skipped and why.
+test:
+	@tools/test.sh
+
+# Format, lints, licences: what needs no VM.
+check:
+	@cargo fmt --all --check
+	@cargo clippy --workspace --all-targets -- -D warnings
+	@tools/deny.sh
+
+# Every fuzz target for FUZZ_SECONDS (60).
+fuzz:
+	@tools/fuzz.sh $${FUZZ_SECONDS:-60}
 
 # Installs what the other targets need (as root, on Debian 12); quick when it is there.
 deps:
