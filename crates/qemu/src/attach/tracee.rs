@@ -3,7 +3,6 @@
 #![expect(unsafe_code, reason = "ptrace takes addresses whose meaning depends on the request")]
 
 use super::seccomp::Instruction;
-use std::ffi::c_void;
 use std::io;
 use std::ptr;
 use std::time::{Duration, Instant};
@@ -46,7 +45,7 @@ impl Tracee {
     /// Starts tracing without stopping the thread.
     pub fn seize(thread: i32) -> io::Result<Self> {
         let tracee = Self { thread };
-        tracee.request(libc::PTRACE_SEIZE, 0, libc::PTRACE_O_TRACESYSGOOD as usize)?;
+        tracee.request(PTRACE_SEIZE, 0, libc::PTRACE_O_TRACESYSGOOD as usize)?;
         Ok(tracee)
     }
 
@@ -57,39 +56,32 @@ impl Tracee {
 
     /// Asks it to stop; a system call that it sleeps in is interrupted.
     pub fn interrupt(&self) -> io::Result<()> {
-        self.request(libc::PTRACE_INTERRUPT, 0, 0).map(drop)
+        self.request(PTRACE_INTERRUPT, 0, 0).map(drop)
     }
 
     /// Sends it on, with a signal if not 0, to its next entry or exit of a system call.
     pub fn resume(&self, signal: i32) -> io::Result<()> {
-        self.request(libc::PTRACE_SYSCALL, 0, signal as usize).map(drop)
+        self.request(PTRACE_SYSCALL, 0, signal as usize).map(drop)
     }
 
     /// Runs it, and us, before everything else on this host, so that a busy host does not keep it standing. Returns
     /// what [`Tracee::calm`] is to set again; none if we have no right to this, or it is hurried already.
     pub fn hurry(&self) -> Option<i32> {
-        let first = libc::sched_param { sched_priority: 1 };
-        // SAFETY: takes numbers and reads `first`.
-        unsafe {
-            libc::sched_setscheduler(0, libc::SCHED_FIFO, &first);
-            // The policy with the flag that children do not inherit it.
-            let policy = libc::sched_getscheduler(self.thread);
-            let usual = matches!(policy & !libc::SCHED_RESET_ON_FORK, libc::SCHED_OTHER | libc::SCHED_BATCH);
-            let done = usual && libc::sched_setscheduler(self.thread, libc::SCHED_FIFO, &first) == 0;
-            done.then_some(policy)
-        }
+        schedule(0, libc::SCHED_FIFO, 1);
+        // SAFETY: takes and returns a number: the policy with the flag that children do not inherit it.
+        let policy = unsafe { libc::syscall(libc::SYS_sched_getscheduler, self.thread) } as i32;
+        let usual = matches!(policy & !libc::SCHED_RESET_ON_FORK, libc::SCHED_OTHER | libc::SCHED_BATCH);
+        (usual && schedule(self.thread, libc::SCHED_FIFO, 1)).then_some(policy)
     }
 
-    /// Sets its scheduling policy again. The kernel has kept its nice value.
+    /// Sets its scheduling policy again. The kernel has kept its nice value. To step down takes no right.
     pub fn calm(&self, policy: i32) {
-        let none = libc::sched_param { sched_priority: 0 };
-        // SAFETY: takes numbers and reads `none`. To step down takes no right.
-        unsafe { libc::sched_setscheduler(self.thread, policy, &none) };
+        schedule(self.thread, policy, 0);
     }
 
     /// Lets it go. A group stop that it was held out of takes it now.
     pub fn detach(self) -> io::Result<()> {
-        self.request(libc::PTRACE_DETACH, 0, 0).map(drop)
+        self.request(PTRACE_DETACH, 0, 0).map(drop)
     }
 
     /// Waits for it to stop; none if it has not by `deadline`.
@@ -129,7 +121,7 @@ impl Tracee {
         // u64 number and 6 arguments, at an exit i64 result and u8 is_error.
         let mut info = [0u64; 11];
         let address = ptr::from_mut(&mut info) as usize;
-        self.request(libc::PTRACE_GET_SYSCALL_INFO as _, size_of_val(&info), address)?;
+        self.request(PTRACE_GET_SYSCALL_INFO, size_of_val(&info), address)?;
         let [op, _, _, _, a0, a1, a2, a3] = info[0].to_ne_bytes();
         match op {
             1 => Ok(Moment::Entry { arch: u32::from_ne_bytes([a0, a1, a2, a3]) }),
@@ -142,20 +134,20 @@ impl Tracee {
     pub fn signal_mask(&self) -> io::Result<u64> {
         let mut mask = 0u64;
         let address = ptr::from_mut(&mut mask) as usize;
-        self.request(libc::PTRACE_GETSIGMASK as _, size_of_val(&mask), address)?;
+        self.request(PTRACE_GETSIGMASK, size_of_val(&mask), address)?;
         Ok(mask)
     }
 
     /// Sets the signals it blocks. SIGKILL and SIGSTOP can't be.
     pub fn set_signal_mask(&self, mask: u64) -> io::Result<()> {
         let address = ptr::from_ref(&mask) as usize;
-        self.request(libc::PTRACE_SETSIGMASK as _, size_of_val(&mask), address).map(drop)
+        self.request(PTRACE_SETSIGMASK, size_of_val(&mask), address).map(drop)
     }
 
     /// Reads a register set of exactly the type's size.
     pub fn register_set<T: Copy>(&self, which: i32, mut into: T) -> io::Result<T> {
         let mut place = libc::iovec { iov_base: ptr::from_mut(&mut into).cast(), iov_len: size_of::<T>() };
-        self.request(libc::PTRACE_GETREGSET as _, which as usize, ptr::from_mut(&mut place) as usize)?;
+        self.request(PTRACE_GETREGSET, which as usize, ptr::from_mut(&mut place) as usize)?;
         if place.iov_len != size_of::<T>() {
             return Err(io::Error::other(format!(
                 "a register set of {} bytes: not a 64-bit thread",
@@ -169,29 +161,32 @@ impl Tracee {
     pub fn set_register_set<T: Copy>(&self, which: i32, from: &T) -> io::Result<()> {
         let mut place =
             libc::iovec { iov_base: ptr::from_ref(from).cast_mut().cast(), iov_len: size_of::<T>() };
-        self.request(libc::PTRACE_SETREGSET as _, which as usize, ptr::from_mut(&mut place) as usize)
-            .map(drop)
+        self.request(PTRACE_SETREGSET, which as usize, ptr::from_mut(&mut place) as usize).map(drop)
     }
 
     /// Seccomp filter number `index`, the latest being 0; none if there are no more. It needs CAP_SYS_ADMIN.
     pub fn filter(&self, index: usize) -> io::Result<Option<Vec<Instruction>>> {
-        const REQUEST: libc::c_uint = 0x420c; // PTRACE_SECCOMP_GET_FILTER
-        let count = match self.request(REQUEST, index, 0) {
+        let count = match self.request(PTRACE_SECCOMP_GET_FILTER, index, 0) {
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(None),
             count => count?,
         };
         let mut program = vec![Instruction::default(); count as usize];
-        self.request(REQUEST, index, program.as_mut_ptr() as usize)?;
+        self.request(PTRACE_SECCOMP_GET_FILTER, index, program.as_mut_ptr() as usize)?;
         Ok(Some(program))
     }
 
-    fn request(&self, request: libc::c_uint, address: usize, data: usize) -> io::Result<libc::c_long> {
+    fn request(&self, request: u32, address: usize, data: usize) -> io::Result<libc::c_long> {
         // SAFETY: `address` and `data` are what `request` takes: numbers, or the address of a local of the caller
         // that has the size the request is told.
-        let result =
-            unsafe { libc::ptrace(request, self.thread, address as *mut c_void, data as *mut c_void) };
+        let result = unsafe { libc::syscall(libc::SYS_ptrace, request, self.thread, address, data) };
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
     }
+}
+
+/// Sets a thread's scheduling policy, 0 being our own. The system call itself: not every libc passes it on.
+fn schedule(thread: i32, policy: i32, priority: i32) -> bool {
+    // SAFETY: takes numbers and reads `priority`, which is all there is to a `struct sched_param`.
+    unsafe { libc::syscall(libc::SYS_sched_setscheduler, thread, policy, &priority) == 0 }
 }
 
 fn stop(status: i32) -> Stop {
@@ -205,6 +200,18 @@ fn stop(status: i32) -> Stop {
         signal => Stop::Signal(signal),
     }
 }
+
+// linux/ptrace.h; libcs give these different types, and some leave some out.
+const PTRACE_DETACH: u32 = 17;
+const PTRACE_SYSCALL: u32 = 24;
+const PTRACE_GETREGSET: u32 = 0x4204;
+const PTRACE_SETREGSET: u32 = 0x4205;
+const PTRACE_SEIZE: u32 = 0x4206;
+const PTRACE_INTERRUPT: u32 = 0x4207;
+const PTRACE_GETSIGMASK: u32 = 0x420a;
+const PTRACE_SETSIGMASK: u32 = 0x420b;
+const PTRACE_SECCOMP_GET_FILTER: u32 = 0x420c;
+const PTRACE_GET_SYSCALL_INFO: u32 = 0x420e;
 
 /// A thread that has stopped stands still until we look; one that has not wants the processor that looking takes.
 const LOOK_PAUSE: Duration = Duration::from_micros(20);

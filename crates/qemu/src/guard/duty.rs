@@ -53,7 +53,7 @@ fn detach_from_parent() -> std::io::Result<Link> {
         unsafe { signal(ignored, SigHandler::SigIgn)? };
     }
     // SAFETY: this process has opened nothing yet, so nothing above the standard three is owned by anyone here.
-    unsafe { libc::close_range(3, u32::MAX, 0) };
+    unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
     Ok(Link::from(std::io::stdin().as_fd().try_clone_to_owned()?))
 }
 
