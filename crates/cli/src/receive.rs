@@ -68,7 +68,9 @@ fn tell(args: &Receive, ended: &target::Ended, status: &Status) -> Exit {
             Exit::Person,
             "in-doubt",
             format!(
-                "{reason}\n    next: end this QEMU by hand, then at the source: whimbrel resolve --qmp SOCK --start"
+                "{reason}\n    next: whimbrel resolve --qmp {} says whether it runs here; if it never ran, end this \
+                 QEMU by hand, then at the source: whimbrel resolve --qmp SOCK --start",
+                args.qmp.display()
             ),
         ),
     };

@@ -1,10 +1,11 @@
 //! QEMU as the target of a migration.
 
 use crate::runtime::{End, Record};
-use migrate::{TargetVm, Trouble};
+use migrate::{StartError, TargetVm, Trouble};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use qemu::{Machine, Vm};
+use qemu::qmp::QmpError;
+use qemu::{Machine, Vm, VmError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use wire::{Hello, TargetState};
@@ -27,10 +28,15 @@ impl TargetVm for QemuTarget {
         Ok(self.record(TargetState::Committed).keep()?)
     }
 
-    fn start(&mut self) -> Result<(), Trouble> {
+    fn start(&mut self) -> Result<(), StartError> {
         let record = self.record(TargetState::Running);
         if record.running {
-            self.vm.cont()?;
+            self.vm.cont().map_err(|error| match error {
+                VmError::StillPaused { .. } | VmError::Qmp(QmpError::Refused { command: "cont", .. }) => {
+                    StartError::Refused(error.into())
+                }
+                _ => StartError::Unsure(error.into()),
+            })?;
         }
         // The guest runs: a disk that is full for a small record is no reason to stop it.
         if let Err(error) = record.keep() {

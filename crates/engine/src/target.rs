@@ -44,8 +44,10 @@ pub enum TargetEvent {
     Recorded,
     /// The guest runs.
     Started,
-    /// QEMU would not start the guest.
+    /// QEMU would not start the guest: it never ran.
     NotStarted(String),
+    /// Nobody knows whether the guest runs or has run.
+    StartUnsure(String),
     /// The source knows that the guest runs here.
     Confirmed,
     /// The guest's QEMU is gone and the source was told.
@@ -73,7 +75,7 @@ pub enum TargetAction {
     AwaitCommit,
     /// Write the commit record to disk: `Recorded`.
     Record,
-    /// Run the guest: `Started` or `NotStarted`.
+    /// Run the guest: `Started`, `NotStarted` or `StartUnsure`.
     Start,
     /// Say that the guest runs and wait: `Confirmed`.
     AwaitConfirmed,
@@ -97,7 +99,7 @@ pub enum TargetOutcome {
     Running,
     /// The guest is the source's.
     Dropped(String),
-    /// QEMU can neither run the guest nor be ended: a person must look.
+    /// The guest may run here or have run, or QEMU would neither run it nor end: a person must look.
     InDoubt(String),
 }
 
@@ -136,6 +138,8 @@ impl Target {
                 self.failure = Some(reason);
                 TargetAction::Relinquish
             }
+            // A guest that ran for a moment has written its disks: the source's would go back in time.
+            TargetEvent::StartUnsure(reason) => self.end(TargetOutcome::InDoubt(reason)),
             TargetEvent::Confirmed => self.end(TargetOutcome::Running),
             TargetEvent::Relinquished | TargetEvent::Dropped => {
                 let reason = self.failure.take().unwrap_or_default();
@@ -225,6 +229,13 @@ mod tests {
         let (mut target, action) = after(&events);
         assert_eq!(action, TargetAction::Relinquish);
         assert_eq!(target.on(E::Relinquished), TargetAction::End(TargetOutcome::Dropped("lock".into())));
+    }
+
+    #[test]
+    fn a_guest_that_may_have_run_is_not_given_back() {
+        let mut events = loaded();
+        events.extend([E::Committed, E::Recorded, E::StartUnsure("late".into())]);
+        assert_eq!(after(&events).1, TargetAction::End(TargetOutcome::InDoubt("late".into())));
     }
 
     #[test]

@@ -7,7 +7,9 @@ use crate::{Guest, GuestError};
 use channel::Address;
 use dirty::{Changes, DirtyError, Tracker};
 use engine::{Limits, ZeroPageDetection};
-use migrate::{Attached, CommitError, CommitLine, Inbox, Offer, SourceVm, Status, TargetVm, Trouble};
+use migrate::{
+    Attached, CommitError, CommitLine, Inbox, Offer, SourceVm, StartError, Status, TargetVm, Trouble,
+};
 use migrate::{source, target};
 use ram::{PageSets, Reach, Run};
 use scan::Kernel;
@@ -132,7 +134,7 @@ impl TargetVm for Target {
         Ok(())
     }
 
-    fn start(&mut self) -> Result<(), Trouble> {
+    fn start(&mut self) -> Result<(), StartError> {
         match self.starts.load(SeqCst) {
             true => Ok(self.guest.resume()?),
             false => Ok(()),

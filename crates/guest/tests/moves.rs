@@ -2,7 +2,7 @@
 
 use channel::Listener;
 use engine::{Outcome, Owner, TargetOutcome, ZeroPageDetection};
-use migrate::{Note, Status, TargetVm, Trouble, source, target};
+use migrate::{Note, StartError, Status, TargetVm, Trouble, source, target};
 use std::num::NonZeroU64;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -165,7 +165,7 @@ impl TargetVm for Unable {
         self.0.record_commit()
     }
 
-    fn start(&mut self) -> Result<(), Trouble> {
+    fn start(&mut self) -> Result<(), StartError> {
         self.0.start()
     }
 

@@ -4,7 +4,7 @@
 
 use crate::collector::Post;
 use crate::vm::TargetRam;
-use crate::{Counters, Gate, Inbox, Landing, Note, Status, TargetVm, Trouble, digest, told};
+use crate::{Counters, Gate, Inbox, Landing, Note, StartError, Status, TargetVm, Trouble, digest, told};
 use engine::{Target, TargetAction, TargetEvent, TargetOutcome, TargetPhase};
 use ram::Layout;
 use scan::Kernel;
@@ -259,7 +259,8 @@ impl Keeper {
     fn start(&mut self) -> TargetEvent {
         match self.parts.vm.start() {
             Ok(()) => TargetEvent::Started,
-            Err(error) => TargetEvent::NotStarted(told(&*error)),
+            Err(StartError::Refused(error)) => TargetEvent::NotStarted(told(&*error)),
+            Err(StartError::Unsure(error)) => TargetEvent::StartUnsure(told(&*error)),
         }
     }
 

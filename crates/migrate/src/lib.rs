@@ -36,7 +36,7 @@ pub use landing::{Gate, Landing};
 pub use offer::{Offer, PROTOCOL};
 pub use sender::{Sender, SenderParts};
 pub use status::{Ram, Status, ThreadCpu, Whimbrel};
-pub use vm::{Attached, CommitError, CommitLine, SourceVm, TargetRam, TargetVm, Trouble, told};
+pub use vm::{Attached, CommitError, CommitLine, SourceVm, StartError, TargetRam, TargetVm, Trouble, told};
 
 /// What a main actor is told by the threads around it.
 #[derive(Debug)]

@@ -68,10 +68,26 @@ pub trait TargetVm: Send {
     fn record_commit(&mut self) -> Result<(), Trouble>;
 
     /// Runs the guest, or leaves it paused if it was so at the source.
-    fn start(&mut self) -> Result<(), Trouble>;
+    fn start(&mut self) -> Result<(), StartError>;
 
     /// Ends the VM and returns when it can't run any more.
     fn end(&mut self) -> Result<(), Trouble>;
+}
+
+/// Why a guest was not started.
+#[derive(Debug)]
+pub enum StartError {
+    /// The VM refused: the guest has not run, and will not.
+    Refused(Trouble),
+    /// It may run, or have run. What it wrote to its disks can't be taken back.
+    Unsure(Trouble),
+}
+
+/// Whatever is not known to be a refusal leaves the matter open.
+impl<E: Error + Send + Sync + 'static> From<E> for StartError {
+    fn from(error: E) -> Self {
+        Self::Unsure(error.into())
+    }
 }
 
 /// RAM of a target: pages are put in place, and read again to verify them.
