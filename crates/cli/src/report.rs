@@ -201,6 +201,8 @@ impl Summary<'_> {
         ours["verified"] = json!(self.verified && self.verdict.exit == Exit::Done);
         ours["zero-check"] = json!(self.kernel);
         ours["attach-stop-us"] = json!(self.facts.attach_stop.as_micros() as u64);
+        ours["barriers"] = json!(self.facts.barriers);
+        ours["barrier-time"] = json!(self.facts.barrier_time.as_millis() as u64);
         ours["mapped-bytes"] = json!(self.facts.mapped_bytes);
         let tracker = &self.facts.tracker;
         ours["dirty"] = json!({

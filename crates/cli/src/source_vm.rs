@@ -51,17 +51,16 @@ impl SourceVm for QemuSource {
     fn attach(&mut self, quiesced: bool, populated: &mut PageSets) -> Result<Attached, Trouble> {
         let (uffd, stood_still) = self.guard.borrow_userfaultfd()?;
         let ram = Arc::new(Process::source(self.vm.pid(), &self.layout, &self.regions)?);
-        let kvm =
-            (self.accelerator == Accelerator::Kvm).then_some(Kvm { vcpus: self.vcpus, refault: REFAULT });
+        let kvm = (self.accelerator == Accelerator::Kvm).then(|| Kvm::on_this_host(self.vcpus));
         let mut tracker = Outside::new(uffd, ram.clone(), Options { kvm, hole_scan: false })?;
+        tracker.arm()?;
         if quiesced {
-            self.stop()?;
-        }
-        let armed = tracker.arm();
-        if quiesced {
+            // Direct I/O that was in flight while protection was put up ends here, before the first page is read.
+            // What begins later is reported.
+            let stopped = self.stop();
             self.resume()?;
+            stopped?;
         }
-        armed?;
         tracker.populated(populated)?;
         let mapped = self.layout.iter().filter(|(id, _)| ram.is_mapped(*id));
         let (blocks, bytes) =
@@ -154,10 +153,6 @@ impl Tracker for Watched {
 
 /// `stop` waits until every disk has done what it was asked to; a slow one takes half a second for 8 MiB.
 const STOP_MAX: Duration = Duration::from_secs(10);
-
-/// What a vCPU pays for a page that KVM has to map again, on bare metal. With shadow page tables it is ten times as
-/// much, and then clearing only what is dirty pays even more.
-const REFAULT: Duration = Duration::from_micros(2);
 
 /// The record that the source keeps of its commit.
 pub fn record(session: wire::Session, qemu_pid: i32, target: &channel::Address, running: bool) -> Record {

@@ -105,7 +105,7 @@ pub enum Action {
     Greet,
     /// Borrow the userfaultfd, watch writes, find what exists: `Armed`.
     Arm {
-        /// Between a stop and a resume, so that no direct I/O is in flight.
+        /// With a stop and a resume once writes are watched, so that direct I/O from before has ended.
         quiesced: bool,
     },
     /// Add what was written to the pending pages: `Collected`.

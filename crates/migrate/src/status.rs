@@ -68,10 +68,6 @@ pub struct Whimbrel {
     pub holes_skipped: u64,
     /// Pages that became holes and were announced without being read.
     pub discarded: u64,
-    /// How often the guest was stopped for a moment so that no direct I/O was in flight, and for how long.
-    pub barriers: u64,
-    /// All those moments together, in milliseconds.
-    pub barrier_time: u64,
     /// What the stop was expected to cost when it was decided, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub predicted_downtime: Option<u64>,

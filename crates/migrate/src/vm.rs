@@ -13,7 +13,7 @@ pub type Trouble = Box<dyn Error + Send + Sync>;
 /// The VM at the source.
 pub trait SourceVm: Send {
     /// Starts watching writes and finds every page that may hold data, in an order that loses none.
-    /// `quiesced`: with no direct I/O in flight at the moment when watching starts.
+    /// `quiesced`: the guest is stopped for a moment once watching has begun, so that direct I/O from before ends.
     fn attach(&mut self, quiesced: bool, populated: &mut PageSets) -> Result<Attached, Trouble>;
 
     /// Stops the guest with its block layer drained; from then on it is resumed even if this process dies.
