@@ -33,7 +33,7 @@ struct Line {
 /// Reads `info ramblock`. Blocks without a name are no guest state: QEMU does not migrate them either.
 fn parse(text: &str) -> Result<Vec<Line>, BlocksError> {
     if !text.lines().next().is_some_and(|header| header.contains("Block Name") && header.contains("HVA")) {
-        return Err(BlocksError::NoAddresses { text: text.chars().take(100).collect() });
+        return Err(BlocksError::NoAddresses);
     }
     let lines = text.lines().skip(1).filter(|line| !line.trim().is_empty());
     let read = lines.map(|line| parse_line(line).ok_or_else(|| BlocksError::Line { line: line.into() }));
@@ -218,8 +218,8 @@ pub enum BlocksError {
     Qmp(#[from] QmpError),
     #[error(transparent)]
     Layout(#[from] LayoutError),
-    #[error("QEMU's `info ramblock` shows no host addresses (QEMU 8.0 and newer do); it begins {text:?}")]
-    NoAddresses { text: String },
+    #[error("QEMU's `info ramblock` shows no host addresses; QEMU 8.0 and newer do")]
+    NoAddresses,
     #[error("QEMU's `info ramblock` has a line that can't be read: {line:?}")]
     Line { line: String },
     #[error("cannot read the mappings of process {pid}: run as root or with CAP_SYS_PTRACE")]
@@ -275,8 +275,8 @@ mod tests {
     fn a_list_without_addresses_is_refused_as_too_old() {
         let old =
             "              Block Name    PSize              Offset               Used              Total\n";
-        assert!(matches!(parse(old), Err(BlocksError::NoAddresses { .. })));
-        assert!(matches!(parse(""), Err(BlocksError::NoAddresses { .. })));
+        assert!(matches!(parse(old), Err(BlocksError::NoAddresses)));
+        assert!(matches!(parse(""), Err(BlocksError::NoAddresses)));
     }
 
     #[test]

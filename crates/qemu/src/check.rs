@@ -21,7 +21,7 @@ pub struct Finding {
     pub verdict: Verdict,
     /// What was found, in one line.
     pub text: String,
-    /// What to do about it.
+    /// What to do about it, where the text does not say it already.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fix: Option<String>,
 }
@@ -102,7 +102,8 @@ fn run(vm: &mut Vm, tests: &[Test]) -> Vec<Finding> {
             Ok(found) => findings.extend(found),
             Err(error) => {
                 let ended = is_end(&error);
-                findings.push(Finding::fail(name, with_cause(&error), "see the error"));
+                let text = with_cause(&error);
+                findings.push(Finding { test: name, verdict: Verdict::Fail, text, fix: None });
                 if ended {
                     break;
                 }

@@ -39,7 +39,8 @@ pub(super) fn blocks(test: &'static str, vm: &mut Vm) -> Found {
 
 /// Writes through another mapping are not seen.
 pub(super) fn other_writers(test: &'static str, vm: &mut Vm) -> Found {
-    let (layout, regions) = find(vm)?;
+    // Where RAM can't be found, the test of that says so.
+    let Ok((layout, regions)) = find(vm) else { return Ok(Vec::new()) };
     let others = other_mappings(vm, &layout, &regions)?;
     if others.is_empty() {
         return Ok(vec![Finding::ok(test, "no other process can write this RAM")]);
