@@ -100,25 +100,30 @@ fn huge_pages_are_known_with_their_size() {
     assert_eq!(file.store, Store::Hugetlb { page_bytes: 2 << 20 });
 }
 
-/// Huge pages taken for a test, and given back.
+/// Huge pages taken for a test, and given back. Others may take some too, so only the difference counts.
 struct HugePages {
-    before: u64,
+    pages: u64,
 }
 
 impl HugePages {
     const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
 
     fn take(pages: u64) -> Option<Self> {
-        let read = || std::fs::read_to_string(Self::POOL).ok()?.trim().parse::<u64>().ok();
-        let taken = Self { before: read()? };
-        std::fs::write(Self::POOL, (taken.before + pages).to_string()).ok()?;
-        (read()? >= taken.before + pages).then_some(taken)
+        let before = Self::total()?;
+        std::fs::write(Self::POOL, (before + pages).to_string()).ok()?;
+        let taken = Self { pages: Self::total()?.saturating_sub(before) };
+        (taken.pages >= pages).then_some(taken)
+    }
+
+    fn total() -> Option<u64> {
+        std::fs::read_to_string(Self::POOL).ok()?.trim().parse().ok()
     }
 }
 
 impl Drop for HugePages {
     fn drop(&mut self) {
-        let _ = std::fs::write(Self::POOL, self.before.to_string());
+        let left = Self::total().unwrap_or_default().saturating_sub(self.pages);
+        let _ = std::fs::write(Self::POOL, left.to_string());
     }
 }
 
