@@ -16,6 +16,19 @@ use std::time::{Duration, Instant};
 
 /// Runs the command.
 pub fn run(args: &Demo) -> Result<Exit, Stop> {
+    let shown = show(args).inspect_err(|stop| {
+        if args.output.json {
+            println!("{}", json!({ "status": "failed", "error-desc": stop.text, "guest_ok": false }));
+        }
+    })?;
+    println!("{}", shown.table());
+    if args.output.json {
+        println!("{}", shown.json());
+    }
+    Ok(if shown.is_good() { Exit::Done } else { Exit::Failed })
+}
+
+fn show(args: &Demo) -> Result<Shown, Stop> {
     if args.size < SIZE_MIN {
         return Err(Stop::usage(format!(
             "--size: {} is too little to see anything",
@@ -24,21 +37,15 @@ pub fn run(args: &Demo) -> Result<Exit, Stop> {
         .next("whimbrel demo --size 64MiB, or more"));
     }
     let interrupt = Interrupt::new()?;
-    let shown = match pair::show(args, &interrupt) {
-        Ok(shown) => shown,
-        Err(pair::Missed::Stop(stop)) => return Err(stop),
+    match pair::show(args, &interrupt) {
+        Ok(shown) => Ok(shown),
+        Err(pair::Missed::Stop(stop)) => Err(stop),
         Err(pair::Missed::NoQemu(reason)) => {
-            eprintln!(
-                "demo: no QEMU: {reason}\ndemo: showing the embedded guest instead, in one process without a VM"
-            );
-            embedded::show(args, &interrupt)?
+            eprintln!("demo: not with QEMU: {reason}");
+            eprintln!("demo: moving the embedded guest instead, in one process, without a VM");
+            embedded::show(args, &interrupt)
         }
-    };
-    println!("{}", shown.table());
-    if args.output.json {
-        println!("{}", shown.json());
     }
-    Ok(if shown.is_good() { Exit::Done } else { Exit::Failed })
 }
 
 /// What there was to see.
@@ -113,7 +120,7 @@ impl Interrupt {
             false => Ok(()),
             true => Err(Stop {
                 exit: Exit::Cancelled,
-                text: "ended by the operator; all that the demo started is gone".into(),
+                text: "the demo was ended; all that it started is gone".into(),
                 next: None,
             }),
         }

@@ -115,9 +115,9 @@ fn read(status: &Shared) -> Status {
 /// As wide as the numbers below it.
 const BAR_COLUMNS: usize = 51;
 
-/// ECMA-48: one line up; erase to the end of the line; erase to the end of the screen. The cursor rests at the start of
-/// the second line, so that an echoed `^C` doesn't make a third.
-const UP: &str = "\x1b[A";
+/// ECMA-48: to the start of the line above; erase to the end of the line; erase to the end of the screen. The cursor
+/// rests at the start of the second line, so that an echoed `^C` doesn't make a third.
+const UP: &str = "\r\x1b[A";
 const END: &str = "\x1b[K";
 const CLEAR: &str = "\x1b[J";
 

@@ -25,7 +25,8 @@ pub fn run(args: Receive) -> Result<Exit, Stop> {
     let (layout, regions) = qemu::blocks(&mut vm).map_err(Stop::qemu)?;
     let ram = Process::target(vm.pid(), &layout, &regions).map_err(Stop::qemu)?;
     let offer = offer(&vm, &machine, layout);
-    let listener = Listener::bind(&args.address).map_err(Stop::qemu)?;
+    let listener = Listener::bind(&args.address)
+        .map_err(|error| Stop::qemu(error).next("another address; port 0 takes a free port"))?;
     let (inbox, status) = (Arc::new(Inbox::default()), Arc::new(Mutex::new(Status::default())));
     signals::cancel_on_signals(&inbox).map_err(|error| Stop::failed(error.to_string()))?;
     eprintln!("listening on {}", listener.address());

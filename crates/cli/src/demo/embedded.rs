@@ -5,7 +5,7 @@ use crate::args::Demo;
 use crate::progress::Display;
 use crate::report::{self, Summary};
 use crate::source_vm::SourceFacts;
-use crate::{Exit, Stop, send, signals};
+use crate::{Stop, send, signals};
 use channel::{Address, Listener};
 use engine::{Outcome, Owner};
 use guest::{Guest, Shape};
@@ -24,7 +24,9 @@ pub fn show(args: &Demo, interrupt: &Interrupt) -> Result<Shown, Stop> {
     let there = Guest::await_incoming(shape).map_err(Stop::qemu)?;
     let (outcome, status, address) = migrate(args, &here, &there)?;
     if outcome.owner != Owner::Target {
-        return Err(failed(&outcome));
+        interrupt.check()?;
+        let reason = outcome.failure.as_ref().map_or("no reason was given", |failure| failure.reason());
+        return Err(Stop::failed(format!("the migration failed: {reason}")));
     }
     eprintln!("{CHECKING}");
     let before = there.health();
@@ -79,12 +81,6 @@ fn shown(outcome: &Outcome, mut status: Status, address: &Address) -> Shown {
         accel: "threads",
         guest: Err("not heard".into()),
     }
-}
-
-fn failed(outcome: &Outcome) -> Stop {
-    let reason = outcome.failure.as_ref().map_or("ended by the operator", |failure| failure.reason());
-    let exit = if outcome.cancelled { Exit::Cancelled } else { Exit::Failed };
-    Stop { exit, ..Stop::failed(format!("the migration failed: {reason}")) }
 }
 
 /// Waits until every page was checked this many times more. False if that does not come.

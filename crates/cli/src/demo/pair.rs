@@ -6,11 +6,10 @@ use super::{CHECKING, GuestWord, Interrupt, LAP_SECONDS, PATIENCE, Shown, workin
 use crate::args::{Accel, Demo};
 use crate::{Exit, Stop, report};
 use clap::ValueEnum;
-use serde_json::{Value, json};
 use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitStatus};
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -35,19 +34,24 @@ pub fn show(args: &Demo, interrupt: &Interrupt) -> Result<Shown, Missed> {
     let pages = bench.wait_for_lap(&mut source)?;
     let mut target = bench.start_qemu("target", accel, &["-incoming", "defer"])?;
     let (_receive, address) = bench.receive(&mut target)?;
-    let (exit, stdout) = bench.migrate(&address)?;
-    let (table, last_line) = stdout.trim_end().rsplit_once('\n').unwrap_or(("", &stdout));
-    let migration: Value = serde_json::from_str(last_line).unwrap_or_default();
-    match exit {
-        Some(code) if code == Exit::Refused as i32 => {
-            return Err(Missed::NoQemu("whimbrel can't move one from here, as it said above".into()));
-        }
-        Some(0) => {}
-        _ => return Err(bench.failed(exit, migration).into()),
+    let (ended, stdout) = bench.migrate(&address)?;
+    if !ended.is_some_and(|status| status.success()) {
+        return Err(missed(ended, "the migration failed, as told above"));
     }
+    let (table, last_line) = stdout.trim_end().rsplit_once('\n').unwrap_or(("", &stdout));
+    let migration = serde_json::from_str(last_line)
+        .map_err(|error| Stop::failed(format!("whimbrel migrate ended with no JSON: {error}")))?;
     eprintln!("{CHECKING}");
     let guest = bench.hear_guest(pages)?;
     Ok(Shown { table: table.into(), migration, vmm: "qemu", accel: name(accel), guest })
+}
+
+/// A whimbrel that ended in failure. One that refused has said what is missing here.
+fn missed(ended: Option<ExitStatus>, failure: &str) -> Missed {
+    match ended.and_then(|status| status.code()) {
+        Some(code) if code == Exit::Refused as i32 => Missed::NoQemu(failure.into()),
+        _ => Stop::failed(failure).into(),
+    }
 }
 
 /// What both ends have in common.
@@ -141,12 +145,14 @@ impl<'a> Bench<'a> {
     }
 
     /// `whimbrel receive` at the target, and where it listens.
-    fn receive(&self, target: &mut Child) -> Result<(Child, String), Stop> {
+    fn receive(&self, target: &mut Child) -> Result<(Child, String), Missed> {
         let qmp = self.path("target.qmp");
         let opened = || (qmp.exists() || target.ended().is_some()).then_some(());
         self.interrupt.wait(PATIENCE, opened)?;
         if target.ended().is_some() {
-            return Err(Stop::failed(format!("the target's QEMU ended\n{}", target.stderr().trim_end())));
+            return Err(
+                Stop::failed(format!("the target's QEMU ended\n{}", target.stderr().trim_end())).into()
+            );
         }
         let mut command = self.whimbrel(&["receive", "tcp:127.0.0.1:0", "--qmp"])?;
         let mut receive = Child::start("receive", command.arg(qmp), self.directory.path())?;
@@ -160,12 +166,15 @@ impl<'a> Bench<'a> {
                 eprintln!("demo: target: waits with `whimbrel receive` on {address}");
                 Ok((receive, address))
             }
-            None => Err(Stop::failed(format!("the target does not listen\n{}", receive.stderr().trim_end()))),
+            None => {
+                let said = receive.stderr();
+                Err(missed(receive.ended(), &format!("the target does not listen\n{}", said.trim_end())))
+            }
         }
     }
 
-    /// Runs `whimbrel migrate` with its own display. Gives its exit code and what it printed.
-    fn migrate(&self, address: &str) -> Result<(Option<i32>, String), Stop> {
+    /// Runs `whimbrel migrate` with its own display. Gives how it ended and what it printed.
+    fn migrate(&self, address: &str) -> Result<(Option<ExitStatus>, String), Stop> {
         let channels = self.args.channels.to_string();
         let progress = self.args.output.progress.to_possible_value().expect("no way to show it is hidden");
         let mut command = self.whimbrel(&["migrate", address, "--json", "--channels", &channels])?;
@@ -180,7 +189,7 @@ impl<'a> Bench<'a> {
             let calm = Interrupt(Default::default());
             let _ = calm.wait(PATIENCE, || migrate.ended());
         })?;
-        Ok((ended.and_then(|status| status.code()), migrate.stdout()))
+        Ok((ended, migrate.stdout()))
     }
 
     /// Waits until the guest has checked every page again at the target.
@@ -196,18 +205,6 @@ impl<'a> Bench<'a> {
             (Some(before), Some((serial, first, last))) => verdict(before, &serial, first, last),
             _ => Err("it does not come round at the target".into()),
         })
-    }
-
-    fn failed(&self, exit: Option<i32>, migration: Value) -> Stop {
-        if self.args.output.json {
-            let mut all = if migration.is_object() { migration } else { json!({ "status": "failed" }) };
-            (all["guest_ok"], all["vmm"]) = (json!(false), json!("qemu"));
-            println!("{all}");
-        }
-        match exit {
-            Some(code) => Stop::failed(format!("the migration failed: exit code {code}, as told above")),
-            None => Stop::failed("the migration was killed"),
-        }
     }
 
     /// A command of this very program.
