@@ -1,9 +1,11 @@
 #!/bin/sh
 # Installs what the demo, the tests and the benches need on Debian 12: QEMU from
-# bookworm-backports, a C compiler, the packages of the Linux guest. Quick when
-# all is there. Where it may not or can't install, it says what is missing and
-# ends well: whoever needs it skips, and says so.
+# bookworm-backports, a C compiler, the packages of the Linux guest (not for the
+# demo: `deps.sh demo`). Quick when all is there. Where it may not or can't install,
+# it says what is missing and ends well: whoever needs it skips, and says so.
 set -eu
+
+needed_for=${1:-tests}
 
 qemu_min=8
 
@@ -18,6 +20,7 @@ main() {
         else
                 install_packages $packages
         fi
+        [ "$needed_for" != demo ] || return 0
         # Says itself what it lacks.
         "$(dirname "$0")/../tests/guests/linux/build.sh" >/dev/null || echo "deps: tests with the Linux guest will be skipped"
 }
@@ -41,6 +44,7 @@ qemu_major() {
 
 # Whether the Linux guest is built or its packages can be downloaded.
 have_guest() {
+        [ "$needed_for" != demo ] || return 0
         "$(dirname "$0")/../tests/guests/linux/build.sh" >/dev/null 2>&1
 }
 
