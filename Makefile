@@ -10,6 +10,7 @@ test:
 check:
 	@cargo fmt --all --check
 	@cargo clippy --workspace --all-targets -- -D warnings
+	@tools/arm64.sh
 	@tools/deny.sh
 
 # Every fuzz target for FUZZ_SECONDS (60).
