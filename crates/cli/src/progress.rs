@@ -2,8 +2,9 @@
 
 use crate::args::Progress;
 use crate::report;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use migrate::Status;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -50,34 +51,19 @@ fn is_terminal() -> bool {
     std::io::stderr().is_terminal() && std::env::var_os("TERM").is_some_and(|kind| kind != "dumb")
 }
 
+/// The bar is the first pass, which only grows; how far the switchover is, the numbers tell.
 fn draw(status: &Shared, ended: &Receiver<()>) {
-    let mut drawn = false;
+    let bar = ProgressBar::with_draw_target(Some(1000), ProgressDrawTarget::stderr());
+    let style = ProgressStyle::with_template("{prefix:<10} [{bar:51}] {percent:>3}%\n{wide_msg}");
+    bar.set_style(style.expect("a fixed template").progress_chars("=> "));
     while ended.recv_timeout(REDRAW) == Err(RecvTimeoutError::Timeout) {
         let status = read(status);
-        write(&format!(
-            "{}{}{END}\n{}{END}\r",
-            if drawn { UP } else { "" },
-            cut(bar(&status)),
-            cut(report::numbers(&status))
-        ));
-        drawn = true;
+        bar.set_prefix(report::pass(&status));
+        bar.set_position((1000.0 * done(&status)) as u64);
+        bar.set_message(report::numbers(&status));
+        bar.tick();
     }
-    if drawn {
-        write(&format!("{UP}{CLEAR}"));
-    }
-}
-
-/// At once, so that nobody sees half of it.
-fn write(text: &str) {
-    // A terminal that is gone needs no progress.
-    let _ = std::io::stderr().write_all(text.as_bytes());
-}
-
-/// The first pass, which only grows; how far the switchover is, the numbers tell.
-fn bar(status: &Status) -> String {
-    let done = done(status);
-    let filled = "=".repeat((done * BAR_COLUMNS as f64) as usize);
-    format!("{:<10} [{filled:<BAR_COLUMNS$}] {:>3.0}%", report::pass(status), 100.0 * done)
+    bar.finish_and_clear();
 }
 
 /// How much of the first pass is done.
@@ -93,14 +79,6 @@ fn done(status: &Status) -> f64 {
     }
 }
 
-/// A line that wrapped would not be drawn over.
-fn cut(mut line: String) -> String {
-    let columns =
-        terminal_size::terminal_size_of(std::io::stderr()).map_or(80, |(width, _)| usize::from(width.0));
-    line.truncate(columns.saturating_sub(1));
-    line
-}
-
 fn print(status: &Shared, ended: &Receiver<()>) {
     while ended.recv_timeout(LINE) == Err(RecvTimeoutError::Timeout) {
         let status = read(status);
@@ -111,15 +89,6 @@ fn print(status: &Shared, ended: &Receiver<()>) {
 fn read(status: &Shared) -> Status {
     status.lock().expect("no holder panics").clone()
 }
-
-/// As wide as the numbers below it.
-const BAR_COLUMNS: usize = 51;
-
-/// ECMA-48: to the start of the line above; erase to the end of the line; erase to the end of the screen. The cursor
-/// rests at the start of the second line, so that an echoed `^C` doesn't make a third.
-const UP: &str = "\r\x1b[A";
-const END: &str = "\x1b[K";
-const CLEAR: &str = "\x1b[J";
 
 /// Fast enough to look alive, slow enough to cost nothing.
 const REDRAW: Duration = Duration::from_millis(100);

@@ -18,8 +18,8 @@ use wire::{Hello, Session, TargetState};
 /// Runs the command.
 pub fn run(args: Receive) -> Result<Exit, Stop> {
     require_local(&args.address, args.insecure)?;
+    let _lock = Lock::take(&args.qmp)?;
     let mut vm = Vm::connect(&args.qmp).map_err(Stop::qemu)?;
-    let _lock = Lock::take(vm.pid())?;
     check::require_waiting(&mut vm)?;
     let machine = vm.machine().map_err(Stop::qemu)?;
     let (layout, regions) = qemu::blocks(&mut vm).map_err(Stop::qemu)?;

@@ -3,10 +3,13 @@
 
 use crate::Stop;
 use nix::fcntl::{Flock, FlockArg};
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use wire::{Session, TargetState};
 
@@ -31,8 +34,15 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// Locks the QEMU with this pid, or says who holds it.
-    pub fn take(qemu_pid: i32) -> Result<Self, Stop> {
+    /// Locks the QEMU whose monitor is at `qmp`, or says who holds it. Before the monitor is spoken to: it serves one
+    /// client at a time and would let the second one wait without a word.
+    pub fn take(qmp: &Path) -> Result<Self, Stop> {
+        let connected =
+            UnixStream::connect(qmp).and_then(|stream| Ok(getsockopt(&stream, PeerCredentials)?.pid()));
+        let qemu_pid = connected.map_err(|error| {
+            Stop::failed(format!("cannot connect to the QMP socket {}: {error}", qmp.display()))
+                .next(format!("start QEMU with -qmp unix:{},server=on,wait=off", qmp.display()))
+        })?;
         let path = directory()?.join(format!("qemu-{qemu_pid}.lock"));
         let failed = |error| Stop::failed(format!("cannot lock {}: {error}", path.display()));
         let file =

@@ -21,8 +21,8 @@ pub fn run(args: Migrate) -> Result<Exit, Stop> {
     require_local(&args.address, args.insecure)?;
     let format = u32::try_from(args.tuning.packet_size).map_err(|_| oversized(args.tuning.packet_size))?;
     let format = Format::new(format).map_err(|error| Stop::usage(format!("--packet-size: {error}")))?;
+    let _lock = Lock::take(&args.qmp)?;
     let mut vm = Vm::connect(&args.qmp).map_err(Stop::qemu)?;
-    let _lock = Lock::take(vm.pid())?;
     check::require_movable(&mut vm)?;
     let direct_io = vm.direct_io_nodes().map_err(Stop::qemu)?;
     let machine = vm.machine().map_err(Stop::qemu)?;

@@ -256,7 +256,9 @@ impl Collector {
             self.pending.add_data(&self.hidden);
             self.hidden.clear();
         }
-        self.note_rate(written, now);
+        if !stopped {
+            self.note_rate(written, now);
+        }
         Ok(Event::Collected { pages: self.pending.len() })
     }
 

@@ -301,7 +301,7 @@ fn clip(text: &str) -> String {
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum QmpError {
     #[error(
-        "cannot connect to the QMP socket {path}: is this QEMU running, with -qmp unix:{path},server,nowait?"
+        "cannot connect to the QMP socket {path}: is this QEMU running, with -qmp unix:{path},server=on,wait=off?"
     )]
     Connect { path: PathBuf, source: io::Error },
     #[error(

@@ -165,7 +165,10 @@ pub enum LayoutError {
     Missing { name: String },
     #[error("only the target has RAM block {name}: start it with the same machine, memory and devices")]
     Extra { name: String },
-    #[error("RAM block {name} has {source_bytes} bytes at the source and {target_bytes} at the target")]
+    #[error(
+        "RAM block {name} has {source_bytes} bytes at the source and {target_bytes} at the target: start it with the \
+         same memory"
+    )]
     Size { name: String, source_bytes: u64, target_bytes: u64 },
 }
 

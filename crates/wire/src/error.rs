@@ -36,7 +36,7 @@ pub enum WireError {
     #[error("packet has page {page} of RAM block {block} twice")]
     Twice { block: String, page: u64 },
 
-    #[error("message of unknown kind {kind}")]
+    #[error("message of unknown kind {kind}: the other end is no whimbrel, or a newer one")]
     Kind { kind: u32 },
     #[error("message {kind} of {bytes} bytes; at most {bytes_max} are allowed")]
     TooLong { kind: u32, bytes: u64, bytes_max: usize },
