@@ -77,6 +77,8 @@ struct Heard {
     committed: bool,
     confirmed: bool,
     fenced: bool,
+    /// The operator wants it to end.
+    cancelled: bool,
     /// The source has said that it keeps the guest.
     source_owns: bool,
     asking: Vec<Sender<TargetState>>,
@@ -157,7 +159,10 @@ impl Keeper {
                     self.heard.channel_trouble.get_or_insert(format!("channel {channel}: {reason}"));
                 }
                 Note::Lost(reason) => self.heard.fail(format!("the connection to the source: {reason}")),
-                Note::Cancel => self.heard.fail("ended by the operator".into()),
+                Note::Cancel => {
+                    self.heard.cancelled = true;
+                    self.heard.fail("ended by the operator".into());
+                }
                 Note::Asked(reply) => self.heard.asked(reply, committed),
                 Note::Wake => {}
             }
@@ -211,7 +216,10 @@ impl Keeper {
             TargetAction::AwaitConfirmed => {
                 self.say(&Message::Running).map(|()| self.heard.confirmed.then_some(TargetEvent::Confirmed))
             }
-            TargetAction::Linger => Ok(self.heard.confirmed.then_some(TargetEvent::Confirmed)),
+            // The record on disk answers as well, so an operator need not wait.
+            TargetAction::Linger => {
+                Ok((self.heard.confirmed || self.heard.cancelled).then_some(TargetEvent::Confirmed))
+            }
             TargetAction::Relinquish => self.relinquish().map(Some),
             TargetAction::Drop { quit } => self.drop_vm(quit).map(Some),
             TargetAction::End(_) => unreachable!("the end is not performed"),
