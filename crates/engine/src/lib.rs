@@ -13,12 +13,14 @@
 //! assert_eq!(next, Action::Arm { quiesced: false });
 //! ```
 
+mod course;
 mod forecast;
 mod parameters;
 mod source;
 mod target;
 
+pub use course::{Action, Event, Failure, Outcome, Owner, Phase};
 pub use forecast::{Forecast, Parts};
 pub use parameters::{Limits, ParameterError, TimeoutAction, ZeroPageDetection};
-pub use source::{Action, Event, Failure, Outcome, Owner, Phase, Source};
+pub use source::Source;
 pub use target::{Target, TargetAction, TargetEvent, TargetOutcome, TargetPhase};
