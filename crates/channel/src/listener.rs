@@ -4,11 +4,12 @@ use crate::stream::wait_for;
 use crate::unix::{BACKLOG, SocketFile, bind_file};
 use crate::{Address, ChannelError, Stream};
 use nix::poll::PollFlags;
-use nix::sys::socket::{Backlog, listen};
+use nix::sys::socket::{Backlog, Shutdown, listen, shutdown};
 use std::io;
 use std::net::{TcpListener, ToSocketAddrs};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// A place that sources can connect to.
@@ -16,6 +17,7 @@ use std::time::{Duration, Instant};
 pub struct Listener {
     socket: Socket,
     address: Address,
+    closed: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -42,6 +44,7 @@ impl Listener {
                 Self {
                     socket: Socket::Unix { listener: listener.into(), _file: file },
                     address: address.clone(),
+                    closed: AtomicBool::new(false),
                 }
             }
         };
@@ -63,12 +66,22 @@ impl Listener {
             if !wait_for(self.as_fd(), PollFlags::POLLIN, left).map_err(failed)? {
                 return Ok(None);
             }
+            if self.closed.load(Relaxed) {
+                return Err(failed(io::ErrorKind::NotConnected.into()));
+            }
             match self.accept_now() {
                 Ok(stream) => return Ok(Some(stream)),
                 Err(error) if is_callers_fault(&error) => {}
                 Err(error) => return Err(failed(error)),
             }
         }
+    }
+
+    /// Accepts nobody any more. Who waits in [`Listener::accept`] wakes with an error.
+    pub fn close(&self) {
+        self.closed.store(true, Relaxed);
+        // Wakes `poll`. Fails only for a socket that does not listen.
+        let _ = shutdown(self.as_fd().as_raw_fd(), Shutdown::Both);
     }
 
     fn accept_now(&self) -> io::Result<Stream> {
@@ -106,7 +119,7 @@ fn bind_tcp(places: &[std::net::SocketAddr]) -> io::Result<Listener> {
     // std's backlog of 128 drops some of 255 channels that dial at once, to try again a second later.
     listen(&listener, Backlog::new(BACKLOG)?)?;
     let address = listener.local_addr()?.into();
-    Ok(Listener { socket: Socket::Tcp(listener), address })
+    Ok(Listener { socket: Socket::Tcp(listener), address, closed: AtomicBool::new(false) })
 }
 
 /// Whether a connection was lost between the kernel and us, which is no reason to stop listening (accept(2)).

@@ -167,6 +167,24 @@ fn a_shutdown_wakes_who_waits_to_receive_and_who_waits_to_send() {
 }
 
 #[test]
+fn a_listener_that_is_closed_wakes_who_waits_to_accept() {
+    let directory = tempfile::tempdir().unwrap();
+    let unix = Address::Unix { path: directory.path().join("socket") };
+    for at in [unix, address("tcp:127.0.0.1:0")] {
+        let listener = Listener::bind(&at).unwrap();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| listener.accept(60 * SECOND));
+            thread::sleep(Duration::from_millis(20));
+            let closed_at = Instant::now();
+            listener.close();
+            assert!(waiting.join().unwrap().is_err());
+            assert!(closed_at.elapsed() < SECOND);
+        });
+        Stream::connect(listener.address(), SECOND).unwrap_err();
+    }
+}
+
+#[test]
 fn nobody_there_is_an_error_that_names_the_address() {
     let gone = Listener::bind(&address("tcp:127.0.0.1:0")).unwrap().address().clone();
     let error = Stream::connect(&gone, SECOND).unwrap_err();
