@@ -350,9 +350,10 @@ impl Collector {
     /// The guest runs at the target whatever happens here; what fails is only told.
     fn retire(&mut self, now: Duration) -> Event {
         self.status().downtime = Some((now - self.stopped_at).as_millis() as u64);
-        let confirmed = self.post(&Message::Confirmed);
+        // A target that does not hear it stays for those who ask.
+        let _ = self.post(&Message::Confirmed);
         self.attached = None;
-        if let Err(error) = confirmed.and_then(|()| self.parts.vm.retire()) {
+        if let Err(error) = self.parts.vm.retire() {
             self.status().error_desc = Some(format!("the guest runs at the target; {}", told(&*error)));
         }
         Event::Retired
