@@ -189,7 +189,8 @@ impl Keeper {
             | TargetAction::AwaitDevice
             | TargetAction::Load
             | TargetAction::AwaitCommit => {}
-            TargetAction::AwaitConfirmed if self.heard.confirmed => return None,
+            // Whatever broke meanwhile, the source is to hear that the guest runs.
+            TargetAction::AwaitConfirmed if self.heard.confirmed || !self.said => return None,
             TargetAction::AwaitConfirmed => {}
             _ => return None,
         }
