@@ -58,6 +58,11 @@ impl TargetVm for QemuTarget {
         let pid = self.vm.pid();
         Err(format!("QEMU {pid} does not end (quit: {asked:?}, SIGKILL: {killed:?})").into())
     }
+
+    /// While QEMU waits, nothing but a reset writes to its RAM: it puts firmware and kernel back in place.
+    fn has_written(&mut self) -> Result<bool, Trouble> {
+        Ok(self.vm.qmp().events()?.iter().any(|event| event.name == "RESET"))
+    }
 }
 
 impl QemuTarget {

@@ -4,6 +4,7 @@
 use crate::vm::TargetRam;
 use crate::{Counters, Gate, Inbox, Landing, Note, Offer, Trouble, told};
 use ram::{Layout, PageSets};
+use scan::Kernel;
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, MutexGuard};
 use wire::{Accept, Format, Hello, Message, Opening, Session, TargetState};
@@ -17,6 +18,8 @@ pub struct Desk {
     layout: Arc<Layout>,
     inbox: Arc<Inbox<Note>>,
     recall: Recall,
+    /// What the target's RAM holds, if somebody looked before a source came.
+    landing: Mutex<Option<Arc<Landing>>>,
     agreed: Mutex<Option<Arc<Agreement>>>,
 }
 
@@ -44,7 +47,14 @@ impl Desk {
     /// A desk that has agreed to nothing yet. Questions about the migration at hand go to `inbox`, those about
     /// earlier ones to `recall`.
     pub fn new(offer: Offer, inbox: Arc<Inbox<Note>>, recall: Recall) -> Self {
-        Self { layout: Arc::new(offer.layout.clone()), offer, inbox, recall, agreed: Mutex::new(None) }
+        Self {
+            layout: Arc::new(offer.layout.clone()),
+            offer,
+            inbox,
+            recall,
+            landing: Mutex::new(None),
+            agreed: Mutex::new(None),
+        }
     }
 
     /// The blocks of the target's VM.
@@ -57,6 +67,19 @@ impl Desk {
         self.agreed().clone()
     }
 
+    /// Finds out what the RAM holds, so that this is known when a source comes. To be done anew when the VM has
+    /// written to its RAM.
+    pub fn prepare(&self, ram: &dyn TargetRam, kernel: Kernel) -> Result<Arc<Landing>, Trouble> {
+        let landing = Arc::new(Landing::new(ram, PageSets::new(&self.layout), kernel)?);
+        *self.landing.lock().expect("no holder panics") = Some(landing.clone());
+        Ok(landing)
+    }
+
+    /// Whether this is what was last found out.
+    pub fn counts_on(&self, landing: &Arc<Landing>) -> bool {
+        self.prepared().is_some_and(|prepared| Arc::ptr_eq(&prepared, landing))
+    }
+
     /// Agrees to a proposal, if this target can become that VM and has not agreed to another. `Err` says why not.
     pub fn agree(&self, hello: &Hello, ram: &dyn TargetRam) -> Result<Arc<Agreement>, String> {
         let mut agreed = self.agreed();
@@ -64,7 +87,9 @@ impl Desk {
             return Err("this target has a migration going already".into());
         }
         let (accept, layout) = self.offer.answer(hello)?;
-        let agreement = Agreement::new(hello, accept, layout, ram).map_err(|error| told(&*error))?;
+        let prepared = self.prepared().map_or_else(|| self.prepare(ram, Kernel::best()), Ok);
+        let landing = prepared.map_err(|error| told(&*error))?;
+        let agreement = Agreement::new(hello, accept, layout, landing).map_err(|error| told(&*error))?;
         Ok(agreed.insert(Arc::new(agreement)).clone())
     }
 
@@ -101,19 +126,23 @@ impl Desk {
         }
     }
 
+    fn prepared(&self) -> Option<Arc<Landing>> {
+        self.landing.lock().expect("no holder panics").clone()
+    }
+
     fn agreed(&self) -> MutexGuard<'_, Option<Arc<Agreement>>> {
         self.agreed.lock().expect("no holder panics")
     }
 }
 
 impl Agreement {
-    fn new(hello: &Hello, accept: Accept, layout: Layout, ram: &dyn TargetRam) -> Result<Self, Trouble> {
+    fn new(hello: &Hello, accept: Accept, layout: Layout, landing: Arc<Landing>) -> Result<Self, Trouble> {
         Ok(Self {
             session: hello.session,
             format: Format::new(hello.packet_bytes)?,
             accept,
             gate: Arc::new(Gate::new(hello.channels)),
-            landing: Arc::new(Landing::new(ram, PageSets::new(&layout))?),
+            landing,
             layout: Arc::new(layout),
             counters: Arc::new(Counters::default()),
             taken: Mutex::new(vec![false; hello.channels.into()]),

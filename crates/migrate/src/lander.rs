@@ -1,5 +1,7 @@
 //! A channel at the target: receives a packet and puts its pages in place. Every byte of it may be hostile.
 
+use crate::sweep::Sweep;
+use crate::vm::TargetRam;
 use crate::{Counters, Landing, Trouble};
 use channel::Transport;
 use ram::{Batch, Land, Layout, Run, SpanMut, Window};
@@ -19,7 +21,9 @@ pub struct Lander<T> {
     header: Vec<u8>,
     batch: Batch,
     zero: Vec<u64>,
+    sweep: Sweep,
     to_clear: Vec<Run>,
+    data: Vec<Run>,
     spans: Vec<SpanMut<'static>>,
     syncs: u64,
 }
@@ -49,6 +53,7 @@ impl<T: Transport> Lander<T> {
             transport,
             layout,
             format,
+            sweep: landing.sweep(),
             landing,
             counters,
             window: Window::new(pages),
@@ -56,13 +61,14 @@ impl<T: Transport> Lander<T> {
             batch: Batch::with_room(pages),
             zero: Vec::with_capacity(pages),
             to_clear: Vec::with_capacity(pages),
+            data: Vec::with_capacity(pages),
             spans: Vec::with_capacity(pages),
             syncs: 0,
         }
     }
 
     /// Receives one packet and puts its pages in place.
-    pub fn step<L: Land + ?Sized>(&mut self, ram: &L) -> Result<Landed, Trouble> {
+    pub fn step<L: TargetRam + ?Sized>(&mut self, ram: &L) -> Result<Landed, Trouble> {
         if !self.receive_header()? {
             return Ok(Landed::End);
         }
@@ -104,10 +110,16 @@ impl<T: Transport> Lander<T> {
         Ok(())
     }
 
-    fn clear_pages<L: Land + ?Sized>(&mut self, ram: &L, packet: &Arrived) -> Result<(), Trouble> {
+    fn clear_pages<L: TargetRam + ?Sized>(&mut self, ram: &L, packet: &Arrived) -> Result<(), Trouble> {
         self.to_clear.clear();
         self.landing.empty(packet.block, &self.zero, &mut self.to_clear);
-        self.to_clear.iter().try_for_each(|run| ram.zero(packet.block, *run))?;
+        if self.to_clear.is_empty() {
+            return Ok(());
+        }
+        self.data.clear();
+        let pages = self.to_clear.iter().flat_map(|run| run.first..run.end());
+        self.sweep.find(ram, packet.block, pages, &mut self.data)?;
+        self.data.iter().try_for_each(|run| ram.zero(packet.block, *run))?;
         Ok(())
     }
 }

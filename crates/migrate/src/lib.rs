@@ -20,6 +20,7 @@ mod sender;
 mod sorter;
 pub mod source;
 mod status;
+mod sweep;
 pub mod target;
 mod threads;
 mod vm;

@@ -105,12 +105,13 @@ struct Keeping {
 impl Keeping {
     fn run<'scope>(
         mut self,
-        vm: Box<dyn TargetVm>,
+        mut vm: Box<dyn TargetVm>,
         hall: &'scope Hall<'_>,
         arrivals: &Receiver<Arrival>,
         scope: &'scope Scope<'scope, '_>,
     ) -> Ended {
-        let (arrival, agreement) = match self.agree(hall, arrivals) {
+        let agreed = self.look(hall, scope).and_then(|()| self.agree(&mut *vm, hall, arrivals, scope));
+        let (arrival, agreement) = match agreed {
             Ok(agreed) => agreed,
             Err(reason) => return Ended { outcome: TargetOutcome::Dropped(reason), vm, cleared_pages: 0 },
         };
@@ -128,11 +129,24 @@ impl Keeping {
         ended
     }
 
+    /// Has a thread of its own find out what the RAM holds.
+    fn look<'scope>(&self, hall: &'scope Hall<'_>, scope: &'scope Scope<'scope, '_>) -> Result<(), String> {
+        let landing = hall.desk.prepare(&*hall.ram, self.kernel).map_err(|error| told(&*error))?;
+        // What this thread does not come to, or fails at, is looked at where it matters.
+        let look = move || {
+            let goes_on = || !hall.closed.load(Relaxed) && hall.desk.counts_on(&landing);
+            drop(landing.look(&*hall.ram, goes_on));
+        };
+        hall.costs.spawn(scope, "look".into(), look).map(drop).map_err(|error| error.to_string())
+    }
+
     /// Waits for a source whose VM can become this one.
-    fn agree(
+    fn agree<'scope>(
         &mut self,
-        hall: &Hall<'_>,
+        vm: &mut dyn TargetVm,
+        hall: &'scope Hall<'_>,
         arrivals: &Receiver<Arrival>,
+        scope: &'scope Scope<'scope, '_>,
     ) -> Result<(Arrival, Arc<Agreement>), String> {
         loop {
             while let Some(note) = hall.inbox.take() {
@@ -141,6 +155,9 @@ impl Keeping {
                 }
             }
             let Ok(mut arrival) = arrivals.recv_timeout(LOOK_UP) else { continue };
+            if vm.has_written().map_err(|error| told(&*error))? {
+                self.look(hall, scope)?;
+            }
             match hall.desk.agree(&arrival.hello, &*hall.ram) {
                 Ok(agreement) => {
                     (self.agreed)(&arrival.hello);
@@ -344,6 +361,7 @@ impl Hall<'_> {
 
     fn close(&self) {
         self.closed.store(true, Relaxed);
+        self.listener.close();
         for stream in self.open.lock().expect("no holder panics").iter() {
             // What can't be shut down is gone already.
             let _ = stream.shutdown();

@@ -72,6 +72,11 @@ pub trait TargetVm: Send {
 
     /// Ends the VM and returns when it can't run any more.
     fn end(&mut self) -> Result<(), Trouble>;
+
+    /// Whether the VM has written to its RAM since this was last asked, though its guest did not run.
+    fn has_written(&mut self) -> Result<bool, Trouble> {
+        Ok(false)
+    }
 }
 
 /// Why a guest was not started.
