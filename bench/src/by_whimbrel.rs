@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Child, ChildStderr, Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Moves the guest.
 pub fn migrate(settings: &Settings, source: &mut Source, target: &mut Target) -> Cost {
@@ -22,17 +22,19 @@ pub fn migrate_verified(settings: &Settings, source: &mut Source, target: &mut T
 
 fn run(settings: &Settings, source: &mut Source, target: &mut Target, more: &[&str]) -> Cost {
     let cpu_before = cpu::of_ended_children() + source.end.cpu() + target.end.cpu();
-    let (mut receiver, address, errors) = receive(target);
+    let (mut receiver, address, mut errors) = receive(target);
+    std::thread::sleep(AHEAD);
     let start = Instant::now();
     let mut sender = send(settings, source, &address, more);
     let resumed = source.case().runs().then(|| {
         target.wait_resumed();
         start.elapsed()
     });
-    let received = receiver.wait().expect("a child of ours");
+    let said = wait_line(&mut errors, "the guest is here now");
     let wall = resumed.unwrap_or(start.elapsed());
+    let received = receiver.wait().expect("a child of ours");
+    assert!(received.success(), "whimbrel receive failed: {said}{}", rest(errors));
     let said = result(&mut sender);
-    assert!(received.success(), "whimbrel receive failed: {}", rest(errors));
     let cpu = cpu::of_ended_children() + source.end.cpu() + target.end.cpu() - cpu_before;
     Cost {
         wall,
@@ -77,6 +79,13 @@ fn result(sender: &mut Child) -> Value {
     serde_json::from_str(line).unwrap_or_else(|error| panic!("whimbrel said {line:?}: {error}"))
 }
 
+/// Reads until a line with `text` has come, or the end.
+fn wait_line(errors: &mut BufReader<ChildStderr>, text: &str) -> String {
+    let mut lines = String::new();
+    while !lines.contains(text) && errors.read_line(&mut lines).expect("whimbrel's errors are text") > 0 {}
+    lines
+}
+
 fn rest(mut errors: BufReader<ChildStderr>) -> String {
     let mut text = String::new();
     errors.read_to_string(&mut text).expect("whimbrel's errors are text");
@@ -92,3 +101,7 @@ fn whimbrel() -> Command {
     command.args(["--pdeathsig", "KILL", "--"]).arg(program).stdin(Stdio::null());
     command
 }
+
+/// How long a target waits before its guest comes: time in which it may look at its memory, as it may in life. What
+/// that takes counts as CPU time.
+const AHEAD: Duration = Duration::from_secs(1);

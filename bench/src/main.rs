@@ -3,8 +3,8 @@
 //!
 //! Both are timed from outside, from the command until the target may run its guest: QEMU from `migrate` until the
 //! target reports that the migration is complete, whimbrel from the start of `whimbrel migrate` until
-//! `whimbrel receive` has ended; a running guest, with either, until the target reports that it runs. So whimbrel
-//! pays for the start of its processes, and for the confirmation that comes after the guest is free.
+//! `whimbrel receive` says that the guest is there; a running guest, with either, until the target's QEMU reports
+//! that it runs. So whimbrel pays for the start of its processes, and for the confirmation after the guest is free.
 
 mod by_qemu;
 mod by_whimbrel;
