@@ -11,6 +11,7 @@ use dirty::{Changes, DirtyError};
 use engine::{Action, Event, Failure, Limits, Outcome, Owner, Phase, Source};
 use ram::{PAGE, PageSets, Reach};
 use scan::Kernel;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 use wire::{Hello, Message, Session, TargetState};
@@ -81,6 +82,9 @@ pub struct Collector {
     greeted_at: Option<Duration>,
     stopped_at: Duration,
     collected_at: Duration,
+    /// When something last got on: a step was done, bytes went out, or the target said more than that it lives.
+    moved_at: Duration,
+    sent_bytes: u64,
     normal_before: u64,
     sorter: Sorter,
     gauge: Gauge,
@@ -94,6 +98,7 @@ struct Heard {
     ready: bool,
     running: bool,
     never_runs: bool,
+    verified: bool,
     cancel: bool,
     trouble: Option<Failure>,
 }
@@ -117,6 +122,8 @@ impl Collector {
             greeted_at: None,
             stopped_at: Duration::ZERO,
             collected_at: Duration::ZERO,
+            moved_at: Duration::ZERO,
+            sent_bytes: 0,
             normal_before: 0,
             sorter: Sorter::new(parts.kernel, parts.feed.packet_pages()),
             gauge: Gauge::default(),
@@ -136,6 +143,7 @@ impl Collector {
         self.report(now);
         let Some(event) = event else { return self.idle() };
         self.action = self.engine.on(event, now);
+        self.moved_at = now;
         if let Action::End(outcome) = self.action.clone() {
             self.attached = None;
             self.say_farewell(&outcome);
@@ -191,7 +199,26 @@ impl Collector {
         if silence > silence_max && self.greeted_at.is_some() {
             self.heard.fail(format!("nothing heard from the target for {:.1} s", silence.as_secs_f64()));
         }
+        self.look_for_progress(now);
         self.heard.trouble.clone().map(Event::Failed)
+    }
+
+    /// A guest that stands still must not wait for ever for a target that lives and does nothing, or for a channel
+    /// that broke behind its last byte.
+    fn look_for_progress(&mut self, now: Duration) {
+        let sent_bytes = self.parts.counters.transferred.load(Relaxed);
+        if std::mem::replace(&mut self.sent_bytes, sent_bytes) != sent_bytes || self.heard.verified {
+            self.heard.verified = false;
+            self.moved_at = now;
+        }
+        let hello = &self.parts.hello;
+        let digest_pages = if hello.verify { hello.layout.pages() } else { 0 };
+        let stalled = now.saturating_sub(self.moved_at);
+        let stands_still = matches!(self.engine.phase(), Phase::Device | Phase::Committed);
+        if stands_still && stalled > STALLED_MAX + DIGEST_TIME_MAX.mul_f64(digest_pages as f64) {
+            let seconds = stalled.as_secs_f64();
+            self.heard.fail(format!("the target lives, but nothing has got on for {seconds:.1} s"));
+        }
     }
 
     /// Does the action at hand; none if it is not done yet.
@@ -424,7 +451,8 @@ impl Heard {
             Message::Answer { state: TargetState::NeverCommitted, .. } => self.never_runs = true,
             Message::Failed { reason } => self.fail(format!("the target gave up: {reason}")),
             Message::Cancel => self.fail("the target's operator ended it".into()),
-            Message::Alive | Message::Synced { .. } | Message::Verified { .. } => {}
+            Message::Verified { .. } => self.verified = true,
+            Message::Alive | Message::Synced { .. } => {}
             other => self.fail(format!("a target does not send messages of kind {}", other.kind())),
         }
     }
@@ -450,6 +478,12 @@ const IDLE: Duration = Duration::from_millis(50);
 /// while it is stopped, every moment counts.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 const SILENCE_STOPPED_MAX: Duration = Duration::from_secs(3);
+
+/// Above what the target's QEMU may take to load its state, whose end tells more.
+const STALLED_MAX: Duration = Duration::from_secs(40);
+
+/// What the digest of a page may take the target: at 1 GB/s, a quarter of what a CPU does.
+const DIGEST_TIME_MAX: Duration = Duration::from_micros(4);
 
 /// The guest is stopped and the channels have nothing to do while digests are made.
 const DIGEST_THREADS: usize = 4;
