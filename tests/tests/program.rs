@@ -8,7 +8,11 @@ fn every_command_is_in_the_help_with_its_purpose() {
     help.expect_code(0);
     for command in ["check", "receive", "migrate", "status", "cancel", "resolve", "demo", "completion"] {
         let line = help.stdout.lines().find(|line| line.trim_start().starts_with(command));
-        assert!(line.is_some_and(|line| line.trim().len() > command.len() + 10), "{command}: {}", help.stdout);
+        assert!(
+            line.is_some_and(|line| line.trim().len() > command.len() + 10),
+            "{command}: {}",
+            help.stdout
+        );
     }
 }
 

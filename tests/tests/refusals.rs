@@ -116,6 +116,23 @@ fn a_stranger_at_the_targets_door_neither_gets_in_nor_ends_it() {
 }
 
 #[test]
+fn a_thousand_strangers_take_up_nothing_once_they_have_left() {
+    let pair = or_skip!(Pair::new(Guest::multiboot(WORKLOAD)).boot());
+    let (receiver, address) = pair.start_receiver(&[]);
+    let port = address.strip_prefix("tcp:").unwrap();
+    for _ in 0..1000 {
+        // One that is dropped at once because too many are being greeted may be reset.
+        drop(std::net::TcpStream::connect(port));
+    }
+    let descriptors = || std::fs::read_dir(format!("/proc/{}/fd", receiver.pid())).unwrap().count();
+    let few = harness::wait_until(DEADLINE, || (descriptors() < 50).then_some(()));
+    assert!(few.is_some(), "{} descriptors are open", descriptors());
+    pair.start_sender(&address, &["--verify"]).wait(DEADLINE).expect_code(0);
+    receiver.wait(DEADLINE).expect_code(0);
+    pair.wait_ok_after_migration();
+}
+
+#[test]
 fn check_says_ok_for_a_plain_guest_and_names_what_stands_in_the_way() {
     let vm = or_skip!(VmSpec::new(Guest::multiboot(WORKLOAD)).backend(Backend::Memfd).boot());
     let socket = vm.qmp_socket().display().to_string();

@@ -12,9 +12,10 @@ use crate::{
 use channel::{Caller, Control, Listener, Stream};
 use engine::TargetOutcome;
 use scan::Kernel;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::Scope;
 use std::time::{Duration, Instant};
 use wire::{Hello, Message, TargetState};
@@ -62,7 +63,7 @@ pub fn run(listener: &Listener, setup: Setup) -> Ended {
         desk: Desk::new(offer, inbox.clone(), recall),
         ram,
         inbox,
-        open: Mutex::new(Vec::new()),
+        open: Open::default(),
         callers: AtomicUsize::new(0),
         closed: AtomicBool::new(false),
         arrive: Mutex::new(arrive),
@@ -219,8 +220,8 @@ struct Hall<'a> {
     desk: Desk,
     ram: Arc<dyn TargetRam>,
     inbox: Arc<Inbox<Note>>,
-    /// Every connection that a thread may wait on.
-    open: Mutex<Vec<Stream>>,
+    /// Every connection of a caller that a thread may wait on.
+    open: Open,
     callers: AtomicUsize,
     closed: AtomicBool,
     arrive: Mutex<Sender<Arrival>>,
@@ -238,10 +239,11 @@ impl Hall<'_> {
             self.callers.fetch_add(1, Relaxed);
             // Without a thread for it the caller is dropped, and sees that.
             let _ = self.costs.spawn(scope, "caller".into(), move || {
-                let page = self.greet(stream);
+                let kept = self.open.keep(&stream);
+                let page = kept.as_ref().and_then(|_| self.greet(stream));
                 self.callers.fetch_sub(1, Relaxed);
                 if let Some((stream, agreement, channel)) = page {
-                    self.start_channel(scope, stream, agreement, channel);
+                    self.start_channel(scope, stream, kept, agreement, channel);
                 }
             });
         }
@@ -249,7 +251,6 @@ impl Hall<'_> {
 
     /// Finds out who it is. A page channel is handed back; a stranger gets nothing, not even an answer.
     fn greet(&self, mut stream: Stream) -> Option<(Stream, Arc<Agreement>, u8)> {
-        self.open.lock().expect("no holder panics").push(stream.try_clone().ok()?);
         match stream.caller(GREETING_MAX).ok()? {
             Caller::Page(opening) => {
                 let (agreement, channel) = self.desk.take(&opening)?;
@@ -293,10 +294,12 @@ impl Hall<'_> {
         &'scope self,
         scope: &'scope Scope<'scope, '_>,
         stream: Stream,
+        kept: Option<Kept<'scope>>,
         agreement: Arc<Agreement>,
         channel: u8,
     ) {
         let run = move || {
+            let _kept = kept;
             if let Err(error) = self.land_all(&agreement, stream, channel) {
                 self.inbox.put(Note::ChannelFailed { channel, reason: told(&*error) });
             }
@@ -362,10 +365,47 @@ impl Hall<'_> {
     fn close(&self) {
         self.closed.store(true, Relaxed);
         self.listener.close();
-        for stream in self.open.lock().expect("no holder panics").iter() {
+        self.open.shut_down();
+    }
+}
+
+/// Connections that can be ended while a thread waits on them. A caller that has left takes up nothing.
+#[derive(Default)]
+struct Open {
+    streams: Mutex<BTreeMap<u64, Stream>>,
+    next: AtomicU64,
+}
+
+impl Open {
+    /// Keeps a clone of the connection until the answer is dropped. None if this process has no descriptor left.
+    fn keep(&self, stream: &Stream) -> Option<Kept<'_>> {
+        let clone = stream.try_clone().ok()?;
+        let id = self.next.fetch_add(1, Relaxed);
+        self.streams().insert(id, clone);
+        Some(Kept { open: self, id })
+    }
+
+    fn shut_down(&self) {
+        for stream in self.streams().values() {
             // What can't be shut down is gone already.
             let _ = stream.shutdown();
         }
+    }
+
+    fn streams(&self) -> MutexGuard<'_, BTreeMap<u64, Stream>> {
+        self.streams.lock().expect("no holder panics")
+    }
+}
+
+/// A connection that is kept while this lives.
+struct Kept<'a> {
+    open: &'a Open,
+    id: u64,
+}
+
+impl Drop for Kept<'_> {
+    fn drop(&mut self) {
+        self.open.streams().remove(&self.id);
     }
 }
 
