@@ -170,7 +170,10 @@ impl Collector {
     fn read_notes(&mut self, now: Duration) {
         while let Some(note) = self.parts.inbox.take() {
             match note {
-                Note::Message(message) => self.heard.message(message, now),
+                Note::Message(message) => {
+                    self.heard.at = now;
+                    self.heard.message(message, &self.action, &self.parts.hello);
+                }
                 Note::ChannelFailed { channel, reason } => {
                     self.heard.fail(format!("channel {channel}: {reason}"));
                 }
@@ -441,19 +444,31 @@ impl Collector {
 }
 
 impl Heard {
-    fn message(&mut self, message: Message, now: Duration) {
-        self.at = now;
+    /// A word counts only when it is due: one that comes early decides nothing later.
+    fn message(&mut self, message: Message, action: &Action, hello: &Hello) {
+        let handed_over = matches!(action, Action::AwaitRunning | Action::Ask);
+        let protocols = hello.protocol_min..=hello.protocol_max;
         match message {
-            Message::Accept(_) => self.accepted = true,
+            Message::Accept(accept)
+                if *action == Action::Greet
+                    && accept.session == hello.session
+                    && protocols.contains(&accept.protocol) =>
+            {
+                self.accepted = true;
+            }
             Message::Refuse { reason } => self.fail(format!("the target refuses: {reason}")),
-            Message::Ready { .. } => self.ready = true,
-            Message::Running => self.running = true,
-            Message::Answer { state: TargetState::NeverCommitted, .. } => self.never_runs = true,
+            Message::Ready { .. } if *action == Action::AwaitReady => self.ready = true,
+            Message::Running if handed_over => self.running = true,
+            Message::Answer { session, state: TargetState::NeverCommitted }
+                if handed_over && session == hello.session =>
+            {
+                self.never_runs = true;
+            }
             Message::Failed { reason } => self.fail(format!("the target gave up: {reason}")),
             Message::Cancel => self.fail("the target's operator ended it".into()),
             Message::Verified { .. } => self.verified = true,
             Message::Alive | Message::Synced { .. } => {}
-            other => self.fail(format!("a target does not send messages of kind {}", other.kind())),
+            other => self.fail(format!("the target sent a message of kind {} out of turn", other.kind())),
         }
     }
 

@@ -154,7 +154,10 @@ impl Keeper {
         let committed = matches!(self.engine.phase(), TargetPhase::Committed | TargetPhase::Running);
         while let Some(note) = self.parts.inbox.take() {
             match note {
-                Note::Message(message) => self.heard.message(message, now),
+                Note::Message(message) => {
+                    self.heard.at = now;
+                    self.heard.message(message, &self.action, self.said);
+                }
                 Note::ChannelFailed { channel, reason } => {
                     self.heard.channel_trouble.get_or_insert(format!("channel {channel}: {reason}"));
                 }
@@ -321,14 +324,18 @@ impl Keeper {
 }
 
 impl Heard {
-    fn message(&mut self, message: Message, now: Duration) {
-        self.at = now;
+    /// A word counts only when it is due and once: a commit that comes early is none later. `said`: what there is
+    /// to say at `action` was said.
+    fn message(&mut self, message: Message, action: &TargetAction, said: bool) {
+        use TargetAction::{AwaitCommit, AwaitConfirmed, AwaitDevice, Linger, Receive, Settle, Verify};
+        let receives = matches!(action, Receive | Settle | Verify | AwaitDevice);
+        let finished = receives && self.finish.is_some();
         match message {
-            Message::Finish { sync } => self.finish = Some(sync),
-            Message::Hashes { blocks } => self.hashes = Some(blocks),
-            Message::Device(state) => self.device = Some(state),
-            Message::Commit => self.committed = true,
-            Message::Confirmed => self.confirmed = true,
+            Message::Finish { sync } if receives && self.finish.is_none() => self.finish = Some(sync),
+            Message::Hashes { blocks } if finished && self.hashes.is_none() => self.hashes = Some(blocks),
+            Message::Device(state) if finished && self.device.is_none() => self.device = Some(state),
+            Message::Commit if *action == AwaitCommit && said => self.committed = true,
+            Message::Confirmed if matches!(action, AwaitConfirmed | Linger) => self.confirmed = true,
             Message::Failed { reason } => {
                 self.source_owns = true;
                 self.fail(format!("the source gave up: {reason}"));
@@ -338,7 +345,7 @@ impl Heard {
                 self.fail("the source's operator ended it".into());
             }
             Message::Alive => {}
-            other => self.fail(format!("a source does not send messages of kind {}", other.kind())),
+            other => self.fail(format!("the source sent a message of kind {} out of turn", other.kind())),
         }
     }
 
