@@ -187,6 +187,8 @@ impl Collector {
     /// What ends the action at hand from outside, where it may be ended.
     fn interruption(&mut self, now: Duration) -> Option<Event> {
         let before_commit = match self.action {
+            // What the target said counts, whatever broke behind it.
+            Action::AwaitRunning if self.heard.running || self.heard.never_runs => return None,
             Action::AwaitRunning => false,
             Action::Ask | Action::Retire | Action::Resume | Action::End(_) => return None,
             _ => true,
