@@ -278,10 +278,15 @@ impl Keeper {
 
     fn relinquish(&mut self) -> Result<TargetEvent, Trouble> {
         self.parts.vm.end()?;
+        self.say_never();
+        Ok(TargetEvent::Relinquished)
+    }
+
+    /// For a source that has written *commit*, or is about to.
+    fn say_never(&mut self) {
         let (session, state) = (self.parts.hello.session, TargetState::NeverCommitted);
         // If nobody hears it, the source asks.
         let _ = self.post(&Message::Answer { session, state });
-        Ok(TargetEvent::Relinquished)
     }
 
     fn drop_vm(&mut self, quit: bool) -> Result<TargetEvent, Trouble> {
@@ -289,6 +294,7 @@ impl Keeper {
         let _ = self.post(&Message::Failed { reason });
         if quit {
             self.parts.vm.end()?;
+            self.say_never();
         }
         Ok(TargetEvent::Dropped)
     }
