@@ -13,7 +13,7 @@ use ram::{PAGE, PageSets, Reach};
 use scan::Kernel;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use wire::{Hello, Message, Session, TargetState};
 
 /// Writes a control message.
@@ -25,6 +25,9 @@ pub type Commit = Box<dyn FnMut(&mut dyn SourceVm) -> Result<(), CommitError> + 
 /// Asks the target on a connection of its own what became of the migration. None while there is no answer: it is
 /// to be called again.
 pub type Asker = Box<dyn FnMut(Session) -> Option<Result<TargetState, Trouble>> + Send>;
+
+/// The time since the start, for what is waited for within a step.
+pub type Clock = Box<dyn Fn() -> Duration + Send>;
 
 /// What a collector is made of.
 pub struct CollectorParts {
@@ -50,6 +53,8 @@ pub struct CollectorParts {
     pub commit: Commit,
     /// Asks the target anew.
     pub asker: Asker,
+    /// The same time as `step` is told.
+    pub clock: Clock,
     /// Shown to people and machines.
     pub status: Arc<Mutex<Status>>,
 }
@@ -275,9 +280,9 @@ impl Collector {
     fn collect(&mut self, quiesced: bool, now: Duration) -> Result<Event, Trouble> {
         let stopped = self.engine.phase() == Phase::Device;
         if quiesced {
-            let began = Instant::now();
+            let began = (self.parts.clock)();
             self.parts.vm.stop()?;
-            self.engine.forecast().learn_stop(began.elapsed());
+            self.engine.forecast().learn_stop((self.parts.clock)().saturating_sub(began));
         }
         let collected = self.collect_changes(stopped);
         if quiesced {

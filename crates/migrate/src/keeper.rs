@@ -2,7 +2,7 @@
 //!
 //! Invariant: once an answer "never committed" was promised (`fenced`), a commit that comes late is not taken.
 
-use crate::collector::Post;
+use crate::collector::{Clock, Post};
 use crate::vm::TargetRam;
 use crate::{Counters, Gate, Inbox, Landing, Note, StartError, Status, TargetVm, Trouble, digest, told};
 use engine::{Target, TargetAction, TargetEvent, TargetOutcome, TargetPhase};
@@ -38,6 +38,8 @@ pub struct KeeperParts {
     pub inbox: Arc<Inbox<Note>>,
     /// Writes to the source.
     pub post: Post,
+    /// The same time as `step` is told.
+    pub clock: Clock,
     /// Shown to people and machines.
     pub status: Arc<Mutex<Status>>,
 }
@@ -262,9 +264,9 @@ impl Keeper {
     }
 
     fn load(&mut self) -> Result<TargetEvent, Trouble> {
-        let start = std::time::Instant::now();
+        let began = (self.parts.clock)();
         self.parts.vm.load(&self.device)?;
-        self.load_time = start.elapsed().max(Duration::from_nanos(1));
+        self.load_time = (self.parts.clock)().saturating_sub(began).max(Duration::from_nanos(1));
         Ok(TargetEvent::Loaded)
     }
 

@@ -25,7 +25,7 @@ pub mod target;
 mod threads;
 mod vm;
 
-pub use collector::{Asker, Collector, CollectorParts, Commit, Post, Step};
+pub use collector::{Asker, Clock, Collector, CollectorParts, Commit, Post, Step};
 pub use counters::Counters;
 pub use desk::{Agreement, Desk, Recall};
 pub use digest::digest;

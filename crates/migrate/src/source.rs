@@ -101,6 +101,7 @@ pub fn run(setup: Setup) -> (Outcome, Box<dyn SourceVm>) {
         post: line.post(),
         commit: line.commit(),
         asker: asker(setup.address),
+        clock: Box::new(move || began.elapsed()),
         status: setup.status.clone(),
     });
     collector.learn_round_trip(round_trip);

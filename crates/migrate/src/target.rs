@@ -192,6 +192,10 @@ impl Keeping {
             kernel: self.kernel,
             inbox: hall.inbox.clone(),
             post: line.post(),
+            clock: Box::new({
+                let began = self.began;
+                move || began.elapsed()
+            }),
             status: self.status.clone(),
         }
     }
