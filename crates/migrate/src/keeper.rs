@@ -77,6 +77,8 @@ struct Heard {
     hashes: Option<Vec<(String, Hash)>>,
     device: Option<Vec<u8>>,
     committed: bool,
+    /// A commit came before this end was ready; there may be somebody who relies on it.
+    committed_early: bool,
     confirmed: bool,
     fenced: bool,
     /// The operator wants it to end.
@@ -127,14 +129,19 @@ impl Keeper {
     /// What to answer from now on, where somebody may still ask: where the source may have written *commit* and has
     /// not heard how it ended.
     pub fn last_word(&self, outcome: &TargetOutcome) -> Option<TargetState> {
-        let was_ready = self.load_time > Duration::ZERO;
         match outcome {
             TargetOutcome::Running => None,
             TargetOutcome::InDoubt(_) => Some(TargetState::Committed),
             TargetOutcome::Dropped(_) => {
-                (was_ready && !self.heard.source_owns).then_some(TargetState::NeverCommitted)
+                (self.may_be_committed() && !self.heard.source_owns).then_some(TargetState::NeverCommitted)
             }
         }
+    }
+
+    /// Whether the source may have written *commit*.
+    fn may_be_committed(&self) -> bool {
+        let was_ready = self.load_time > Duration::ZERO;
+        was_ready || self.heard.committed_early
     }
 
     /// Where it stands.
@@ -296,6 +303,8 @@ impl Keeper {
         let _ = self.post(&Message::Failed { reason });
         if quit {
             self.parts.vm.end()?;
+        }
+        if self.may_be_committed() {
             self.say_never();
         }
         Ok(TargetEvent::Dropped)
@@ -343,6 +352,10 @@ impl Heard {
             Message::Hashes { blocks } if finished && self.hashes.is_none() => self.hashes = Some(blocks),
             Message::Device(state) if finished && self.device.is_none() => self.device = Some(state),
             Message::Commit if *action == AwaitCommit && said => self.committed = true,
+            Message::Commit if !self.committed => {
+                self.committed_early = true;
+                self.fail("the source committed before this end was ready".into());
+            }
             Message::Confirmed if matches!(action, AwaitConfirmed | Linger) => self.confirmed = true,
             Message::Failed { reason } => {
                 self.source_owns = true;
