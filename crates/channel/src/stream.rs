@@ -4,9 +4,10 @@ use crate::unix::connect_file;
 use crate::{Address, ChannelError, Transport, vectored};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{Shutdown, setsockopt, shutdown, sockopt};
+use nix::sys::socket::{Shutdown, SockaddrStorage, getpeername, setsockopt, shutdown, sockopt};
 use nix::sys::time::TimeVal;
 use ram::{Span, SpanMut};
+use std::ffi::OsString;
 use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -49,6 +50,10 @@ impl Stream {
         setsockopt(&socket, sockopt::TcpKeepIdle, &PROBE_AFTER_S)?;
         setsockopt(&socket, sockopt::TcpKeepInterval, &PROBE_EVERY_S)?;
         setsockopt(&socket, sockopt::TcpKeepCount, &PROBES)?;
+        if is_loopback(&socket) {
+            // Only costs time if it fails.
+            let _ = setsockopt(&socket, sockopt::TcpCongestion, &OsString::from(UNPACED));
+        }
         Ok(Self::new(socket, peer))
     }
 
@@ -157,6 +162,14 @@ impl AsFd for Stream {
     }
 }
 
+fn is_loopback(socket: &OwnedFd) -> bool {
+    let peer = getpeername::<SockaddrStorage>(socket.as_raw_fd());
+    peer.is_ok_and(|peer| {
+        let v4 = peer.as_sockaddr_in().is_some_and(|peer| peer.ip().is_loopback());
+        v4 || peer.as_sockaddr_in6().is_some_and(|peer| peer.ip().to_canonical().is_loopback())
+    })
+}
+
 /// Who has connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Caller {
@@ -260,6 +273,10 @@ const UNIX_BUFFER_BYTES: usize = 2 << 20;
 /// is an error after this, where Linux alone would try for a quarter of an hour. A target that is slow to take
 /// pages must not be cut off, so this is long. The heartbeat on the control connection notices a death sooner.
 const UNACKNOWLEDGED_MS_MAX: u32 = 30_000;
+
+/// How to send where nothing can be congested. A system whose default paces (BBR) spends as much time on that as on
+/// all the rest of a loopback connection: 0.29 s of CPU a GiB, 0.16 s with this. Every kernel has it.
+const UNPACED: &str = "reno";
 
 /// An idle connection is probed after 5 s of silence, every 3 s, and given up after 3 probes: 14 s.
 const PROBE_AFTER_S: u32 = 5;

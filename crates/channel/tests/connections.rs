@@ -1,5 +1,6 @@
 //! Listening, dialling and what goes wrong with them, on loopback and Unix sockets.
 
+use nix::sys::socket::{getsockopt, sockopt};
 use ram::{Span, SpanMut};
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -163,6 +164,16 @@ fn a_shutdown_wakes_who_waits_to_receive_and_who_waits_to_send() {
             hand.shutdown().unwrap();
             sends.join().unwrap();
         });
+    }
+}
+
+#[test]
+fn nothing_paces_what_stays_on_this_host() {
+    for (from, to, ..) in pairs().into_iter().filter(|(from, ..)| from.peer().starts_with("tcp:")) {
+        for end in [from, to] {
+            let control = getsockopt(&end, sockopt::TcpCongestion).unwrap();
+            assert_eq!(control.to_string_lossy().trim_end_matches('\0'), "reno", "{}", end.peer());
+        }
     }
 }
 
