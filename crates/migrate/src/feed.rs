@@ -1,12 +1,13 @@
 //! The round at hand, and who sends which part of it. Each channel takes the next packet's pages when it is ready
-//! for them, so a slow channel holds up nobody.
+//! for them, so a slow channel holds up no more than the area that it is in.
 //!
 //! Invariant: a page is given out at most once a round, and a channel gets the round's sync point only when every
-//! page has been given out; so a newer copy of a page is never overtaken by an older one.
+//! page has been given out or is in the area of another channel, which gives it out before its own sync point; so a
+//! newer copy of a page is never overtaken by an older one.
 
 use dirty::Changes;
 use engine::ZeroPageDetection;
-use ram::{Batch, Cursor, Layout};
+use ram::{Area, Batch, Cursor, Layout};
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard};
 
@@ -64,6 +65,9 @@ struct State {
     round: Changes,
     data: Cursor,
     gone: Cursor,
+    /// Where each channel takes its pages of `data`: what is done once for an area is done by one of them, and the
+    /// others need not wait for it.
+    areas: Vec<Area>,
     left_pages: u64,
     /// The sync point that ends the round at hand: the number of rounds so far.
     sync: u64,
@@ -84,6 +88,7 @@ impl Feed {
             round: Changes::new(layout),
             data: Cursor::default(),
             gone: Cursor::default(),
+            areas: vec![Area::default(); channels.into()],
             left_pages: 0,
             sync: 0,
             taken: vec![0; channels.into()],
@@ -197,7 +202,7 @@ impl Feed {
         if state.taken[usize::from(channel)] == state.sync {
             return Work::Wait;
         }
-        if self.fill(state, parcel) {
+        if self.fill(state, channel, parcel) {
             state.left_pages -= parcel.batch.pages.len() as u64;
             return Work::Send;
         }
@@ -208,11 +213,11 @@ impl Feed {
         Work::Sync(state.sync)
     }
 
-    fn fill(&self, state: &mut State, parcel: &mut Parcel) -> bool {
+    fn fill(&self, state: &mut State, channel: u8, parcel: &mut Parcel) -> bool {
         let data = match self.detection {
             ZeroPageDetection::Legacy => state.unload(parcel),
-            ZeroPageDetection::None => state.fill_data(parcel, Kind::Plain, self.packet_pages),
-            ZeroPageDetection::Multifd => state.fill_data(parcel, Kind::Check, self.packet_pages),
+            ZeroPageDetection::None => state.fill_data(channel, parcel, Kind::Plain, self.packet_pages),
+            ZeroPageDetection::Multifd => state.fill_data(channel, parcel, Kind::Check, self.packet_pages),
         };
         data || state.fill_gone(parcel, self.packet_pages)
     }
@@ -227,9 +232,10 @@ impl State {
         self.sent.iter().all(|&sent| sent == self.sync)
     }
 
-    fn fill_data(&mut self, parcel: &mut Parcel, kind: Kind, pages_max: usize) -> bool {
+    fn fill_data(&mut self, channel: u8, parcel: &mut Parcel, kind: Kind, pages_max: usize) -> bool {
         parcel.kind = kind;
-        self.data.fill(&self.round.data, &mut parcel.batch, pages_max)
+        let area = &mut self.areas[usize::from(channel)];
+        self.data.fill_from(area, &self.round.data, &mut parcel.batch, pages_max)
     }
 
     fn fill_gone(&mut self, parcel: &mut Parcel, pages_max: usize) -> bool {
@@ -273,20 +279,38 @@ mod tests {
         assert_eq!(feed.take(0, &mut parcel), Work::Wait);
         feed.publish(&mut changes(&layout, Run { first: 0, count: 40 }, Run { first: 60, count: 5 }));
         let mut seen = vec![];
-        let mut turns = 0;
-        while feed.take(turns % 2, &mut parcel) == Work::Send {
+        for channel in [0, 1, 0, 0] {
+            assert_eq!(feed.take(channel, &mut parcel), Work::Send);
             seen.extend(parcel.batch.pages.iter().map(|&page| (page, parcel.kind)));
-            turns += 1;
         }
+        seen.sort_by_key(|&(page, _)| page);
         let data = (0..40).map(|page| (page, Kind::Check));
         let wanted: Vec<_> = data.chain((60..65).map(|page| (page, Kind::Zero))).collect();
         assert_eq!(seen, wanted);
         assert_eq!(feed.left_pages(), 0);
-        feed.synced(turns % 2);
+        assert_eq!(feed.take(0, &mut parcel), Work::Sync(1));
+        feed.synced(0);
         assert!(!feed.is_flushed(), "the other channel has not passed the sync point");
-        assert_eq!(feed.take((turns + 1) % 2, &mut parcel), Work::Sync(1));
-        feed.synced((turns + 1) % 2);
+        assert_eq!(feed.take(1, &mut parcel), Work::Sync(1));
+        feed.synced(1);
         assert!(feed.is_flushed());
+    }
+
+    #[test]
+    fn a_channel_may_sync_while_another_has_pages_left_in_its_area() {
+        let layout = layout(1024);
+        let feed = Feed::new(&layout, 2, 256, ZeroPageDetection::Multifd);
+        let mut parcel = Parcel::with_room(256);
+        feed.publish(&mut changes(&layout, Run { first: 0, count: 1024 }, Run { first: 0, count: 0 }));
+        assert_eq!(feed.take(0, &mut parcel), Work::Send);
+        for first in [512, 768] {
+            assert_eq!(feed.take(1, &mut parcel), Work::Send);
+            assert_eq!(parcel.batch.pages[0], first);
+        }
+        assert_eq!(feed.take(1, &mut parcel), Work::Sync(1));
+        assert_eq!(feed.take(0, &mut parcel), Work::Send);
+        assert_eq!(parcel.batch.pages[0], 256);
+        assert_eq!(feed.take(0, &mut parcel), Work::Sync(1));
     }
 
     #[test]

@@ -16,7 +16,7 @@ mod span;
 pub mod uffd;
 
 pub use block::{Block, BlockId, Layout, LayoutError};
-pub use cursor::{Batch, Cursor};
+pub use cursor::{Area, Batch, Cursor};
 pub use process::Process;
 pub use region::{Backing, File, Region, Store};
 pub use set::{PageSet, PageSets, Run};

@@ -98,22 +98,18 @@ impl PageSet {
 
     /// The first page of the set at or after `from`.
     pub fn next_in(&self, from: u64) -> Option<u64> {
-        self.next(from, |word| word).filter(|&page| page < self.pages)
+        next(&self.words, from, |word| word).filter(|&page| page < self.pages)
     }
 
     /// The first page outside the set at or after `from`; the block's end if there is none.
     pub fn next_out(&self, from: u64) -> u64 {
-        self.next(from, |word| !word).map_or(self.pages, |page| page.min(self.pages))
+        next(&self.words, from, |word| !word).map_or(self.pages, |page| page.min(self.pages))
     }
 
-    fn next(&self, from: u64, view: impl Fn(u64) -> u64) -> Option<u64> {
-        let mut at = (from / 64) as usize;
-        let mut word = view(*self.words.get(at)?) & (!0 << (from % 64));
-        while word == 0 {
-            at += 1;
-            word = view(*self.words.get(at)?);
-        }
-        Some(at as u64 * 64 + u64::from(word.trailing_zeros()))
+    /// As [`PageSet::next_out`], but looks no further than `end`.
+    pub fn next_out_by(&self, from: u64, end: u64) -> u64 {
+        let words = &self.words[..(end.min(self.pages).div_ceil(64)) as usize];
+        next(words, from, |word| !word).map_or(end, |page| page.min(end)).min(self.pages)
     }
 
     fn each_word(&mut self, run: Run, change: impl Fn(&mut u64, u64)) {
@@ -141,6 +137,17 @@ impl PageSet {
         }
         self.len = len;
     }
+}
+
+/// The first bit that `view` shows at or after `from`.
+fn next(words: &[u64], from: u64, view: impl Fn(u64) -> u64) -> Option<u64> {
+    let mut at = (from / 64) as usize;
+    let mut word = view(*words.get(at)?) & (!0 << (from % 64));
+    while word == 0 {
+        at += 1;
+        word = view(*words.get(at)?);
+    }
+    Some(at as u64 * 64 + u64::from(word.trailing_zeros()))
 }
 
 /// One [`PageSet`] for every block of a layout.
