@@ -10,4 +10,6 @@ if ! cargo deny --version >/dev/null 2>&1; then
                 exit 0
         }
 fi
+# Licences of crates for other systems are looked at too, so they have to be here.
+cargo fetch --quiet --locked
 cargo deny --offline check bans licenses sources
