@@ -132,6 +132,7 @@ fn a_source_whimbrel_killed_with_the_guest_stopped_leaves_it_running_within_a_se
     // A second is promised; a busy machine gets three.
     let resumed = wait_until(Duration::from_secs(3), || pair.source.is_running().then_some(()));
     assert!(resumed.is_some(), "the source is {}", pair.source.state());
+    pair.target.signal(Signal::SIGCONT);
     assert_ne!(receiver.wait(DEADLINE).code, Some(0));
     assert_eq!(pair.target.state(), "gone");
     pair.assert_back_at_source();
@@ -146,6 +147,7 @@ fn a_target_that_falls_silent_at_the_switchover_is_given_up_and_the_guest_runs_o
     assert!(ended.stderr.contains("nothing heard from the target"), "{}", ended.stderr);
     assert!(pair.source.is_running(), "the source is {}", pair.source.state());
     receiver.signal(Signal::SIGCONT);
+    pair.target.signal(Signal::SIGCONT);
     assert_ne!(receiver.wait(DEADLINE).code, Some(0));
     pair.assert_back_at_source();
 }
